@@ -1,0 +1,204 @@
+"""From the plain data of a study file to the checked parts of a StudySpec, with every fault at its line."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from trainables.config import TrainConfig
+from tuner import rules, train_rules
+from tuner.definitions import read_parameter
+from tuner.errors import Problem, SpecError
+from tuner.schema import check, takes_null, tidy
+from tuner.search_space import SearchSpace
+from tuner.sections import SECTIONS, Checkpoint, Objective, Scheduler, Search, StudyFile
+from tuner.spelling import did_you_mean
+from tuner.yaml_source import MAX_PROBLEMS, KeyPath, YamlSource, dotted, kind_of
+
+MAX_PARAMETERS = 200
+# Where the keys of sections belong, for those written in a wrong place.
+_ELSEWHERE = {
+    **{key: name for name, model in SECTIONS.items() for key in model.model_fields},
+    **dict.fromkeys(TrainConfig.model_fields, "train"),
+    "seed": "train or search",
+}
+_NOT_IN_TRAIN = {key: name for name in ("search", "scheduler", "scaling") for key in SECTIONS[name].model_fields}
+
+
+def study_parts(source: YamlSource) -> dict[str, Any]:
+    """Checks a study.
+
+    Args:
+        source: Its data and lines.
+
+    Returns:
+        The fields of a StudySpec, with the defaults that depend on other keys written out.
+
+    Raises:
+        SpecError: With all faults, in the order of the file.
+    """
+    loader = _Loader(source)
+    parts: dict[str, Any] = {}
+    with contextlib.suppress(_Enough):
+        parts = loader.load()
+    if loader.problems:
+        raise SpecError(sorted(loader.problems, key=lambda problem: (problem.line is None, problem.line or 0)))
+    return parts
+
+
+class _Enough(Exception):
+    """So many faults are known that looking for more helps nobody."""
+
+
+class _Loader:
+    def __init__(self, source: YamlSource) -> None:
+        self.problems: list[Problem] = list(source.problems)
+        self._source = source
+        self._known = {(problem.key, problem.source) for problem in self.problems}
+        self._renamed: dict[KeyPath, KeyPath] = {}
+        self._custom = False
+
+    def load(self) -> dict[str, Any]:
+        self._all(rules.non_finite(self._source.data))
+        data = tidy(StudyFile, self._cleared(), (), self.report, _ELSEWHERE, self._renamed)
+        self._head(data)
+        parts: dict[str, Any] = {name: self._section(name, model, data) for name, model in SECTIONS.items()}
+        self._objective(parts["objective"])
+        space, is_whole = self._space(data.get("search_space"))
+        searched = self._searched(space)
+        train = self._mapping(data, "train")
+        lengths = (None, None) if self._custom else self._train(train, searched, parts["scheduler"])
+        self._all(rules.outside_faults(train, searched))
+        if is_whole and isinstance(parts["search"], Search):
+            self._all(rules.search_faults(parts["search"], space))
+        parts |= self._lengths(parts, *lengths, is_default="max_steps" not in train)
+        head: dict[str, Any] = {key: data[key] for key in ("study", "trainable") if key in data}
+        return {**head, "train": train, "search_space": space, **parts}
+
+    def report(self, key: KeyPath, message: str) -> None:
+        """Notes a fault, unless its key has one already."""
+        written = next((name for name in self._renamed if key[: len(name)] == name), ())
+        place = (*self._renamed[written], *key[len(written) :]) if written else key
+        problem = replace(self._source.problem(place, message), key=dotted(key))
+        if (problem.key, problem.source) in self._known:
+            return
+        self._known.add((problem.key, problem.source))
+        self.problems.append(problem)
+        if len(self.problems) >= MAX_PROBLEMS:
+            raise _Enough
+
+    def _all(self, found: Iterable[rules.Fault]) -> None:
+        for key, message in found:
+            self.report(key, message)
+
+    def _cleared(self) -> dict[str, Any]:
+        """The data without what `--set key=null` cleared, except where null is a value of its own."""
+        data = copy.deepcopy(self._source.data)
+        for path in self._source.overridden:
+            self._clear(data, path)
+        return data
+
+    def _clear(self, data: dict[str, Any], path: KeyPath) -> None:
+        section: Any = data
+        for key in path[:-1]:
+            section = section.get(key) if isinstance(section, dict) else None
+        if not isinstance(section, dict) or section.get(str(path[-1]), "") is not None:
+            return
+        if path[0] == "search_space" and len(path) == 2 and self._source.lines and path not in self._source.lines:
+            self.report(path, f"no such parameter to remove{did_you_mean(path[1], set(section) - {path[1]})}")
+        if path[0] != "train" or not takes_null(TrainConfig, dotted(path[1:])):
+            del section[path[-1]]
+
+    def _head(self, data: dict[str, Any]) -> None:
+        """Name and trainable; the sections stand in the sample as legal ones, since they are checked one by one."""
+        sample = {"search_space": {}, "search": {"num_trials": 1}}
+        check(StudyFile, sample | {key: data[key] for key in ("study", "trainable") if key in data}, (), self.report)
+        trainable = data.get("trainable")
+        self._custom = isinstance(trainable, str) and ":" in trainable
+        if self._custom:
+            data["trainable"], fault = rules.locate_file(str(trainable), Path(self._source.path).parent)
+            self._all([(("trainable",), fault)] if fault else [])
+
+    def _section(self, name: str, model: type[BaseModel], data: dict[str, Any]) -> BaseModel | None:
+        return check(model, data.get(name, {}), (name,), self.report)
+
+    def _mapping(self, data: dict[str, Any], name: str) -> dict[str, Any]:
+        value = data.get(name)
+        if value is not None and not isinstance(value, dict):
+            self.report((name,), f"must be a mapping, got {kind_of(value)}")
+        return value if isinstance(value, dict) else {}
+
+    def _objective(self, objective: BaseModel | None) -> None:
+        if not self._custom and isinstance(objective, Objective) and objective.metric not in rules.METRICS:
+            known = did_you_mean(objective.metric, rules.METRICS) or f"; reported are {', '.join(rules.METRICS)}"
+            self.report(("objective", "metric"), f"no such metric in the reports: {objective.metric}{known}")
+
+    def _space(self, data: Any) -> tuple[SearchSpace, bool]:
+        """The parameters without a fault of their own, and whether they are all."""
+        key = "search_space"
+        data = self._mapping({key: data}, key)
+        if not data:
+            example = "learning_rate: {type: float, low: 1e-6, high: 1e-3, log: true}"
+            self.report((key,), f"has no parameter to search; add at least one, such as {example}")
+        if len(data) > MAX_PARAMETERS:
+            self.report((key,), f"must have at most {MAX_PARAMETERS} parameters, got {len(data)}")
+            return SearchSpace(parameters={}), False
+        read = {
+            name: read_parameter(name, value, (key, name), self.report, self._renamed) for name, value in data.items()
+        }
+        space = SearchSpace(parameters={name: parameter for name, parameter in read.items() if parameter is not None})
+        is_whole = bool(data) and len(space.parameters) == len(data)
+        found = space.faults() if is_whole else {name: p.faults() for name, p in space.parameters.items() if p.faults()}
+        for name, of_parameter in found.items():
+            for where, message in of_parameter:
+                self.report((key, name, *_steps(where)), message)
+        sound = {name: parameter for name, parameter in space.parameters.items() if name not in found}
+        return SearchSpace(parameters=sound), is_whole and not found
+
+    def _train(self, train: dict[str, Any], space: SearchSpace, scheduler: Any) -> tuple[int | None, int | None]:
+        """Checks the constants and what is searched; returns (max_steps, eval_every), None where not legal."""
+        train = tidy(TrainConfig, train, ("train",), self.report, _NOT_IN_TRAIN, self._renamed)
+        max_t = scheduler.max_t if isinstance(scheduler, Scheduler) else None
+        values = train_rules.whole_config(train, space, max_t)
+        self._all(train_rules.constant_faults(values, train, space))
+        self._all(train_rules.range_faults(values, space))
+        return train_rules.length_and_reports(values)
+
+    def _searched(self, space: SearchSpace) -> SearchSpace:
+        """The parameters whose key the trainable has."""
+        problems = {name: "" if self._custom else train_rules.searched_fault(name) for name in space.parameters}
+        self._all((("search_space", name), problem) for name, problem in problems.items() if problem)
+        return SearchSpace(parameters={name: p for name, p in space.parameters.items() if not problems[name]})
+
+    def _lengths(
+        self, parts: dict[str, Any], max_steps: int | None, eval_every: int | None, *, is_default: bool
+    ) -> dict[str, Any]:
+        """The scheduler and checkpoint sections with their defaults from train written out."""
+        scheduler, checkpoint = parts["scheduler"], parts["checkpoint"]
+        if not isinstance(scheduler, Scheduler) or not isinstance(checkpoint, Checkpoint):
+            return {}
+        if not self._custom and (max_steps is None or eval_every is None):
+            return {}
+        self._all(rules.length_faults(scheduler, max_steps, is_default=is_default))
+        max_t = scheduler.max_t or max_steps
+        if max_t is None:
+            return {}
+        resolved: dict[str, Any] = {"max_t": max_t}
+        if "grace_period" not in scheduler.model_fields_set:
+            resolved["grace_period"] = min(eval_every or 1, max_t)
+        scheduler = scheduler.model_copy(update=resolved)
+        checkpoint = checkpoint.model_copy(update={"every": checkpoint.every or eval_every})
+        self._all(rules.rung_faults(scheduler, checkpoint, max_t=max_t, max_steps=max_steps, eval_every=eval_every))
+        return {"scheduler": scheduler, "checkpoint": checkpoint}
+
+
+def _steps(where: str) -> KeyPath:
+    """`choices.2` as a path; the parent in `when.dataset.limit` is one key."""
+    first, _, rest = where.partition(".")
+    return tuple(part for part in (first, int(rest) if rest.isdecimal() else rest) if part != "")

@@ -1,0 +1,28 @@
+"""The search as Tune's TrialScheduler: every report is answered with go on or stop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.tune.execution.tune_controller import TuneController
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+
+from tuner.controller import StudyController
+
+
+class StudyScheduler(FIFOScheduler):
+    """Asks the study's stopping rule; trials are started in the order the searcher proposes them."""
+
+    def __init__(self, controller: StudyController) -> None:
+        super().__init__()
+        self._controller = controller
+
+    def on_trial_result(self, tune_controller: TuneController, trial: Trial, result: dict[str, Any]) -> str:
+        """CONTINUE or STOP."""
+        goes_on = self._controller.hear(trial.trial_id, result.pop("heard"))
+        return TrialScheduler.CONTINUE if goes_on else TrialScheduler.STOP
+
+    def debug_string(self) -> str:
+        """One line for Tune's own display, which is off."""
+        return "StudyScheduler"

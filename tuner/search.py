@@ -1,0 +1,214 @@
+"""run() and resume(): open a study, start the slots, search until it has enough, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import sys
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tuner import cluster
+from tuner.controller import StudyController
+from tuner.errors import ClusterError
+from tuner.observer import Observer
+from tuner.plan import Plan, make_plan
+from tuner.slot import SlotSettings, TrialSlot
+from tuner.extension import extend_spec
+from tuner.spec import StudySpec
+from tuner.study import Study, refuse_existing
+from tuner.tracking import MlflowTracker
+
+TRACKING_PATIENCE_S = 15.0
+
+
+def run(
+    spec: StudySpec, *, source_text: str, root: Path, observer: Observer | None = None, address: str | None = None
+) -> Study:
+    """Run a new study to its end.
+
+    Args:
+        spec: What to search.
+        source_text: The study file, kept verbatim.
+        root: Where studies live.
+        observer: Hears of every event.
+        address: A Ray cluster to join; None starts one on this machine.
+
+    Returns:
+        The study; `study.status()["state"]` says how it ended.
+
+    Raises:
+        StudyExistsError: There is a study of that name.
+        TrackingError: MLflow cannot be used as configured.
+        ClusterError: The cluster cannot be reached, or can never hold one trial.
+        StudyAbortedError: It was ended because it could not go well.
+    """
+    observer = observer or Observer()
+    refuse_existing(spec.study, root)
+    _tracker(spec, root / spec.study, observer).check()
+    with _connected(address):
+        plan = _plan(spec)
+        study = Study.create(spec, source_text, root)
+        return _search(study, plan, observer)
+
+
+def resume(
+    name: str, *, root: Path, overrides: Sequence[str] = (), observer: Observer | None = None, address: str | None = None
+) -> Study:
+    """Go on with a study: finished trials stay, those left running go on from their newest checkpoint.
+
+    Args:
+        name: Its name under `root`, or the path of its folder.
+        root: Where studies live.
+        overrides: `key=value` changes that extend it, as `tune run --set` takes them.
+        observer: Hears of every event.
+        address: A Ray cluster to join; None starts one on this machine.
+
+    Raises:
+        StudyNotFoundError: There is no such study.
+        StudyLockedError: Another process runs it.
+        StudyDamagedError: Its record cannot be read.
+        SpecError: An override is not legal, or would change the meaning of what has been recorded.
+    """
+    observer = observer or Observer()
+    study = Study.open(root, name, writable=True)
+    try:
+        if overrides:
+            study.replace_spec(extend_spec(study.spec, overrides))
+        _tracker(study.spec, study.dir, observer).check()
+        with _connected(address):
+            return _search(study, _plan(study.spec), observer)
+    finally:
+        study.close()
+
+
+def _plan(spec: StudySpec) -> Plan:
+    capacity = cluster.capacity()
+    plan = make_plan(spec, capacity)
+    if not plan.slots:
+        raise ClusterError(plan.shortfall, "Lower scaling.num_workers or the resources per worker.")
+    return plan
+
+
+def _search(study: Study, plan: Plan, observer: Observer) -> Study:
+    from ray.experimental import internal_kv
+
+    stop_key = f"tune:stop:{study.spec.study}:{uuid.uuid4().hex}"
+    tracker = _tracker(study.spec, study.dir, observer, study)
+    tracker.start_study(_tags(study, plan), study.trials())
+    controller = StudyController(
+        study, plan.slots, tracker, observer, lambda: internal_kv._internal_kv_put(stop_key.encode(), b"1")
+    )
+    observer.study_started(study, plan)
+    try:
+        with _interruptible(controller):
+            _run_tune(controller, _settings(study, plan, stop_key), plan.slots)
+    finally:
+        controller.close()
+        tracker.end_study(study.status())
+        tracker.close(TRACKING_PATIENCE_S)
+        observer.study_ended(study)
+        study.close()
+    if controller.failure is not None:
+        raise controller.failure
+    return study
+
+
+def _run_tune(controller: StudyController, settings: SlotSettings, num_slots: int) -> None:
+    from ray import tune
+
+    from tuner.schedulers import StudyScheduler
+    from tuner.searcher import StudySearcher
+
+    class Clock(tune.Callback):
+        """Tune's loop turns at least ten times a second."""
+
+        def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+            controller.tick()
+
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(num_slots)
+    tune.run(
+        TrialSlot,
+        name="tune",
+        storage_path=settings.scratch_dir,
+        # Workers claim their resources in a placement group of their own; the slot's actor needs
+        # next to nothing, and lives on the head node, where the loss of a worker node does not reach it.
+        resources_per_trial={"node:__internal_head__": 0.001},
+        num_samples=-1,
+        search_alg=StudySearcher(controller, settings),
+        scheduler=StudyScheduler(controller),
+        callbacks=[Clock()],
+        reuse_actors=True,
+        max_failures=0,
+        raise_on_failed_trial=False,
+        verbose=0,
+        trial_dirname_creator=lambda trial: trial.trial_id,
+        trial_name_creator=lambda trial: trial.trial_id,
+    )
+
+
+def _settings(study: Study, plan: Plan, stop_key: str) -> SlotSettings:
+    directory = study.dir.resolve()
+    return SlotSettings(
+        trainable=study.spec.trainable,
+        num_workers=study.spec.scaling.num_workers,
+        gpus_per_worker=plan.gpus_per_worker,
+        cpus_per_worker=study.spec.scaling.cpus_per_worker,
+        scratch_dir=str(directory / "ray"),
+        cache_dir=str(directory / "data"),
+        max_failures=study.spec.failures.max_failures,
+        stop_key=stop_key,
+    )
+
+
+def _tracker(spec: StudySpec, study_dir: Path, observer: Observer, study: Study | None = None) -> MlflowTracker:
+    def note_run(number: int, run_id: str) -> None:
+        if study is not None:
+            study.note_mlflow_run(number, run_id)
+
+    return MlflowTracker(spec, study_dir, on_run_id=note_run, on_warning=observer.warning)
+
+
+def _tags(study: Study, plan: Plan) -> dict[str, str]:
+    return {
+        "world_size": str(plan.num_workers),
+        "slots": str(plan.slots),
+        "host": socket.gethostname(),
+        "resume_count": str(len(study.sessions())),
+        "command": shlex.join(sys.argv),
+    }
+
+
+@contextmanager
+def _connected(address: str | None) -> Iterator[None]:
+    cluster.connect(address)
+    try:
+        yield
+    finally:
+        cluster.disconnect()
+
+
+@contextmanager
+def _interruptible(controller: StudyController) -> Iterator[None]:
+    """The first SIGINT or SIGTERM has the trials save and stop; a second one ends everything at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(signum: int, frame: object) -> None:
+        if controller.ended_by == "interrupted":
+            raise KeyboardInterrupt
+        controller.stop("interrupted")
+
+    earlier = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)

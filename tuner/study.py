@@ -1,0 +1,343 @@
+"""A study on disk: its folder, its record of trials, and what both say about it.
+
+The Optuna study in persistent storage is the record of what was proposed, reported, pruned and finished; together
+with the checkpoints beside it it is all that a study is. Reading is safe at any time; writing takes the lock.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuner.spec import StudySpec
+
+from tuner.errors import StudyDamagedError, StudyExistsError, StudyNotFoundError
+from tuner.lock import StudyLock, holder
+from tuner.record import TrialRecord, ranked
+from tuner.storage import create_journal, open_storage
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.trial import FrozenTrial
+
+    from tuner.sampling import Proposal
+
+SPEC, SOURCE, LOCK = "spec.json", "study.yaml", "study.lock"
+
+
+class Study:
+    """One study: `create` a new one, `open` it to read, `open(..., writable=True)` to go on with it."""
+
+    def __init__(self, spec: StudySpec, directory: Path, optuna_study: optuna.Study, lock: StudyLock | None) -> None:
+        self.spec = spec
+        self.dir = directory
+        self.optuna_study = optuna_study
+        self._lock = lock
+
+    # -- opening ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, spec: StudySpec, source_text: str, root: Path) -> Study:
+        """Make the folder and an empty record.
+
+        Raises:
+            StudyExistsError: A study of that name is there already.
+        """
+        directory = root / spec.study
+        refuse_existing(spec.study, root)
+        # Everything is made aside and renamed, so that a kill cannot leave half a study under its name.
+        draft = root / f".{spec.study}.{os.getpid()}.new"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        (draft / SOURCE).write_text(source_text, encoding="utf-8")
+        (draft / SPEC).write_text(spec.model_dump_json(indent=1), encoding="utf-8")
+        storage = create_journal(draft) if spec.search.storage is None else None
+        if storage is not None:
+            _create_optuna_study(spec, storage)
+        try:
+            draft.rename(directory)
+        except OSError:
+            shutil.rmtree(draft, ignore_errors=True)
+            refuse_existing(spec.study, root)
+            raise
+        lock = StudyLock(directory / LOCK)
+        if storage is None:
+            _create_optuna_study(spec, open_storage(directory, spec.search.storage, writable=True))
+        return cls(spec, directory, _load_optuna_study(spec, directory, writable=True), lock)
+
+    @classmethod
+    def open(cls, root: Path, name: str, *, writable: bool = False) -> Study:
+        """Open an existing study, by its name under `root` or by the path of its folder.
+
+        Raises:
+            StudyNotFoundError: There is none.
+            StudyDamagedError: A state file cannot be read.
+            StudyLockedError: `writable` and another process holds it.
+        """
+        directory = find_study(root, name)
+        spec = _read_spec(directory)
+        lock = StudyLock(directory / LOCK) if writable else None
+        return cls(spec, directory, _load_optuna_study(spec, directory, writable=writable), lock)
+
+    def close(self) -> None:
+        """Release the lock."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def replace_spec(self, spec: StudySpec) -> None:
+        """Go on under a changed specification (an extended study), durably."""
+        draft = self.dir / f"{SPEC}.new"
+        draft.write_text(spec.model_dump_json(indent=1), encoding="utf-8")
+        draft.replace(self.dir / SPEC)
+        self.spec = spec
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def trials(self) -> list[TrialRecord]:
+        """All trials in order of their numbers; checkpoints as absolute paths in the folder's present place."""
+        notes = self.optuna_study.user_attrs
+        return [self._record(trial, notes) for trial in self.frozen_trials()]
+
+    def trial(self, number: int) -> TrialRecord:
+        """One trial by its number."""
+        return self._record(self._frozen(number), self.optuna_study.user_attrs)
+
+    def frozen_trials(self) -> list[FrozenTrial]:
+        """Optuna's own trials; not copies, so not to be changed."""
+        return self.optuna_study.get_trials(deepcopy=False)
+
+    def best(self, top: int = 1) -> list[TrialRecord]:
+        """The best trials, best first; only COMPLETE ones compete unless there is none."""
+        return ranked(self.trials(), self.spec.objective)[:top]
+
+    @property
+    def default_value(self) -> float | None:
+        """The value of the default trial, the baseline; None when it was not run or failed."""
+        return None if self.default_trial is None else self.trial(self.default_trial).value
+
+    @property
+    def default_trial(self) -> int | None:
+        """Number of the default trial; None when the study has none."""
+        number = self.optuna_study.user_attrs.get("default_trial")
+        return None if number is None else int(number)
+
+    @property
+    def sampler_attrs(self) -> dict[str, Any]:
+        """What the sampler keeps with the study."""
+        return dict(self._storage.get_study_system_attrs(self.optuna_study._study_id))
+
+    def log_path(self, number: int, rank: int = 0) -> Path:
+        """Where a trial's log lies."""
+        return self.dir / "logs" / f"{number}.rank{rank}.log"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a live process holds the study."""
+        return holder(self.dir / LOCK) is not None
+
+    def status(self) -> dict[str, Any]:
+        """{study, state, counts, best, slots, elapsed_s, training_share} as `tune status --format json` shows it."""
+        trials = self.trials()
+        counts = Counter(trial.state for trial in trials)
+        sessions = self.sessions()
+        best = ranked(trials, self.spec.objective)[:1]
+        return {
+            "study": self.spec.study,
+            "state": self._state(counts),
+            "counts": {state: counts.get(state, 0) for state in ("RUNNING", "COMPLETE", "PRUNED", "FAILED")},
+            "best": best[0].to_json() if best else None,
+            "slots": sessions[-1]["slots"] if sessions else None,
+            "elapsed_s": round(self._elapsed_s(sessions), 3),
+            "training_share": sessions[-1]["training_share"] if sessions else None,
+        }
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """Each time the study was run or resumed: {started, ended, slots, training_share, elapsed_s, end}."""
+        notes = self.optuna_study.user_attrs
+        keys = sorted((key for key in notes if key.startswith("session:")), key=lambda key: int(key.split(":")[1]))
+        return [notes[key] for key in keys]
+
+    def _state(self, counts: Mapping[str, int]) -> str:
+        if self.is_running:
+            return "running"
+        sessions = self.sessions()
+        ended = sessions[-1].get("end") if sessions else None
+        return ended if ended and not counts.get("RUNNING") else "interrupted"
+
+    def _elapsed_s(self, sessions: list[dict[str, Any]]) -> float:
+        elapsed = sum(session["elapsed_s"] for session in sessions)
+        if sessions and self.is_running:
+            elapsed = elapsed - sessions[-1]["elapsed_s"] + time.time() - sessions[-1]["started"]
+        return float(elapsed)
+
+    def _record(self, trial: FrozenTrial, notes: Mapping[str, Any]) -> TrialRecord:
+        record = TrialRecord.from_optuna(trial, self.spec.objective)
+        checkpoint = None if record.checkpoint is None else self.dir.absolute() / record.checkpoint
+        return replace(
+            record,
+            checkpoint=str(checkpoint) if checkpoint is not None and checkpoint.exists() else None,
+            mlflow_run_id=notes.get(f"mlflow_run_id:{trial.number}"),
+        )
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def add_trial(self, proposal: Proposal) -> int:
+        """Add a RUNNING trial in one write, so that a kill leaves either the whole proposal or none of it.
+
+        Returns:
+            The new trial's number.
+        """
+        from optuna.trial import TrialState, create_trial
+
+        trial = create_trial(
+            state=TrialState.RUNNING,
+            params=proposal.params,
+            distributions=proposal.distributions,
+            system_attrs=proposal.trial_attrs,
+        )
+        trial.datetime_start = dt.datetime.now()
+        study_id = self.optuna_study._study_id
+        trial_id = self._storage.create_new_trial(study_id, template_trial=trial)
+        for key, value in proposal.study_attrs.items():
+            self._storage.set_study_system_attr(study_id, key, value)
+        number = self._storage.get_trial_number_from_id(trial_id)
+        if proposal.is_default:
+            self.note_study("default_trial", number)
+        return number
+
+    def report(self, number: int, step: int, value: float) -> None:
+        """Record the objective at a step."""
+        self._storage.set_trial_intermediate_value(self._frozen(number)._trial_id, step, value)
+
+    def note(self, number: int, **notes: Any) -> None:
+        """Record attributes of a running trial: checkpoint, reason, attempts."""
+        trial_id = self._frozen(number)._trial_id
+        for key, value in notes.items():
+            self._storage.set_trial_user_attr(trial_id, key, value)
+
+    def note_mlflow_run(self, number: int, run_id: str) -> None:
+        """Record a trial's run in MLflow, which may become known only after the trial has ended."""
+        if self.optuna_study.user_attrs.get(f"mlflow_run_id:{number}") != run_id:
+            self.note_study(f"mlflow_run_id:{number}", run_id)
+
+    def note_study(self, key: str, value: Any) -> None:
+        """Record an attribute of the study."""
+        self.optuna_study.set_user_attr(key, value)
+
+    def write_log(self, number: int, text: str) -> None:
+        """Append to a trial's log."""
+        path = self.log_path(number)
+        path.parent.mkdir(exist_ok=True)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(text.rstrip() + "\n")
+
+    def finish(self, number: int, state: str, reason: str | None = None) -> TrialRecord:
+        """End a trial as COMPLETE, PRUNED or FAILED, and return its record."""
+        from optuna.trial import TrialState
+
+        if reason is not None:
+            self.note(number, reason=reason)
+        record = self.trial(number)
+        end = {"COMPLETE": TrialState.COMPLETE, "PRUNED": TrialState.PRUNED, "FAILED": TrialState.FAIL}[state]
+        # A pruned trial keeps its value too, which is what Optuna's own `tell` stores for one.
+        values = None if end is TrialState.FAIL or record.value is None else [record.value]
+        self._storage.set_trial_state_values(self._frozen(number)._trial_id, end, values)
+        return self.trial(number)
+
+    @property
+    def _storage(self) -> optuna.storages.BaseStorage:
+        return self.optuna_study._storage
+
+    def _frozen(self, number: int) -> FrozenTrial:
+        return self.frozen_trials()[number]
+
+
+def find_study(root: Path, name: str) -> Path:
+    """The folder of a study given by name or path.
+
+    Raises:
+        StudyNotFoundError: No such study.
+    """
+    for directory in (root / name, Path(name)):
+        if (directory / SPEC).exists() or (directory / SOURCE).exists():
+            return directory
+    known = list_studies(root)
+    remedy = f"Studies there: {', '.join(known)}." if known else f"There is no study under {root}; see `tune run`."
+    raise StudyNotFoundError(f"no study {name!r} under {root}", remedy)
+
+
+def list_studies(root: Path) -> list[str]:
+    """Names of the studies under `root`, sorted."""
+    if not root.is_dir():
+        return []
+    return sorted(path.name for path in root.iterdir() if (path / SPEC).exists() and not path.name.startswith("."))
+
+
+def refuse_existing(name: str, root: Path) -> None:
+    """Raise StudyExistsError when the name is taken."""
+    if (root / name).exists():
+        raise StudyExistsError(
+            f"study {name!r} exists already in {root / name}",
+            f"Go on with it: tune resume {name}   or start another: --name {name}-2",
+        )
+
+
+def _create_optuna_study(spec: StudySpec, storage: optuna.storages.BaseStorage) -> None:
+    import optuna
+
+    direction = "minimize" if spec.objective.mode == "min" else "maximize"
+    with _quiet_optuna():
+        try:
+            optuna.create_study(study_name=spec.study, storage=storage, direction=direction)
+        except optuna.exceptions.DuplicatedStudyError:
+            raise StudyExistsError(
+                f"the database {spec.search.storage} holds a study {spec.study!r} already",
+                f"Choose another name: --name {spec.study}-2",
+            ) from None
+
+
+def _load_optuna_study(spec: StudySpec, directory: Path, *, writable: bool) -> optuna.Study:
+    import optuna
+
+    storage = open_storage(directory, spec.search.storage, writable=writable)
+    try:
+        # The sampler is set by whoever proposes; the default one would only cost time here.
+        return optuna.load_study(study_name=spec.study, storage=storage, sampler=optuna.samplers.RandomSampler())
+    except KeyError:
+        raise StudyDamagedError(
+            f"{directory}: the record holds no study named {spec.study!r}",
+            "The record belongs to another study, or its first line was lost; put it back from a copy.",
+        ) from None
+
+
+def _read_spec(directory: Path) -> StudySpec:
+    path = directory / SPEC
+    try:
+        return StudySpec.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StudyDamagedError(
+            f"{path} cannot be read: {str(error).splitlines()[0]}",
+            f"Put it back from a copy, or make it anew: tune run {directory / SOURCE} --name OTHER",
+        ) from error
+
+
+class _quiet_optuna:
+    """Optuna tells every new study on stderr; the progress display is ours."""
+
+    def __enter__(self) -> None:
+        import optuna
+
+        self._level = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    def __exit__(self, *_: object) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(self._level)
