@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tuner.parameters import Categorical, Float, Int, Parameter, yaml
+from tuner.parameters import Categorical, Float, Int, Parameter
 from tuner.schema import Report, check, tidy
-from tuner.spelling import did_you_mean, near
+from tuner.wording import did_you_mean, near
 from tuner.yaml_source import KeyPath, kind_of, shorten
 
 MAX_CHOICES = 1000

@@ -18,7 +18,7 @@ from tuner.errors import Problem, SpecError
 from tuner.schema import check, takes_null, tidy
 from tuner.search_space import SearchSpace
 from tuner.sections import SECTIONS, Checkpoint, Objective, Scheduler, Search, StudyFile
-from tuner.spelling import did_you_mean
+from tuner.wording import did_you_mean
 from tuner.yaml_source import MAX_PROBLEMS, KeyPath, YamlSource, dotted, kind_of
 
 MAX_PARAMETERS = 200

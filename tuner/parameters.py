@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tuner.spelling import did_you_mean
+from tuner.wording import did_you_mean, yaml
 
 Scalar: TypeAlias = bool | int | float | str | None
 Condition: TypeAlias = dict[str, Scalar | list[Scalar]]
@@ -241,10 +241,3 @@ def _step_faults(low: float, high: float, step: float) -> list[Fault]:
     above = kind(start + (whole + 1) * exact)
     legal = repr(kind(start + whole * exact)) + f" or {above!r}" if whole else repr(above)
     return [("high", f"must be low plus a multiple of step ({step!r}), got {high!r}; nearest legal: {legal}")]
-
-
-def yaml(value: object) -> str:
-    """A scalar as a study file would have it."""
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value) if isinstance(value, str) else repr(value)

@@ -11,7 +11,7 @@ from typing import Any
 from tuner.plan import rungs
 from tuner.search_space import SearchSpace
 from tuner.sections import Checkpoint, Scheduler, Search
-from tuner.spelling import did_you_mean
+from tuner.wording import did_you_mean
 from tuner.yaml_source import KeyPath
 
 Fault = tuple[KeyPath, str]

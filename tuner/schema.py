@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from tuner.spelling import did_you_mean, near
+from tuner.wording import did_you_mean, near
 from tuner.yaml_source import KeyPath, kind_of, number_hint
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from tuner.parameters import Categorical, Condition, Fault, Float, Int, Parameter, Scalar, same, yaml
-from tuner.spelling import did_you_mean
+from tuner.parameters import Categorical, Condition, Fault, Float, Int, Parameter, Scalar, same
+from tuner.wording import did_you_mean
 
 __all__ = ["Categorical", "Float", "Int", "Parameter", "Scalar", "SearchSpace"]
 

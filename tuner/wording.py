@@ -1,9 +1,11 @@
-"""Which known name a wrong one was meant to be."""
+"""How messages name keys and values, and which known name a wrong one was meant to be."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+
+KeyPath = tuple[str | int, ...]
 
 # Names that other tools use for the same thing, none of them near enough in spelling.
 SYNONYMS = {
@@ -51,3 +53,33 @@ def near(word: str, known: Sequence[str]) -> list[str]:
 
 def _plain(word: str) -> str:
     return word.lower().replace("-", "_")
+
+
+def dotted(key: KeyPath) -> str:
+    """`("search", "initial", 0)` as `search.initial.0`, the form that `--set` takes."""
+    return ".".join(map(str, key))
+
+
+def kind_of(value: object) -> str:
+    """What a user calls the kind of `value`: `a list`, `the text 'x'`, `12`."""
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if value is None:
+        return "nothing"
+    if isinstance(value, str):
+        return f"the text {shorten(repr(value))}"
+    return shorten(repr(value).lower() if isinstance(value, bool) else repr(value))
+
+
+def shorten(text: str, width: int = 60) -> str:
+    """`text`, cut to `width` characters."""
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def yaml(value: object) -> str:
+    """A scalar as a study file would have it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value) if isinstance(value, str) else repr(value)

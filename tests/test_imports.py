@@ -1,0 +1,100 @@
+"""Imports point one way, and the quick verbs stay free of the heavy libraries."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY, Tune
+
+HEAVY = {"ray", "torch", "transformers", "datasets", "mlflow", "pandas", "matplotlib"}
+# A module may import modules of the layers below its own. Modules that are not listed only must not form a cycle.
+LAYERS = [
+    {"errors", "text", "formats"},
+    {"search_space", "yaml_source"},
+    {"spec"},
+    {"plan"},
+    {"record"},
+    {"study"},
+    {"slot", "searcher", "schedulers", "tracking", "cluster"},
+    {"search"},
+    {"cli"},
+    {"__main__"},
+]
+
+
+def imported(path: Path) -> set[str]:
+    """Dotted names of all that a module imports when it runs, so not what only the type checker reads."""
+    names: set[str] = set()
+    pending: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            pending.extend(node.orelse)
+        elif isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+        else:
+            pending.extend(ast.iter_child_nodes(node))
+    return names
+
+
+def project_graph() -> dict[str, set[str]]:
+    """Module of `tuner` -> modules of `tuner` that it imports."""
+    paths = {path.stem: path for path in (REPOSITORY / "tuner").glob("*.py")}
+
+    def inside(name: str) -> str | None:
+        package, _, rest = name.partition(".")
+        module = rest.split(".")[0]
+        return module if package == "tuner" and module in paths else None
+
+    return {name: {module for found in imported(path) if (module := inside(found))} for name, path in paths.items()}
+
+
+def test_imports_inside_tuner_form_no_cycle() -> None:
+    graph, done = project_graph(), set[str]()
+
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        assert module not in trail, " -> ".join((*trail, module))
+        if module not in done:
+            for other in sorted(graph[module]):
+                visit(other, (*trail, module))
+            done.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+def test_no_module_imports_one_of_a_layer_above() -> None:
+    level = {module: depth for depth, modules in enumerate(LAYERS) for module in modules}
+    wrong = [
+        f"{module} -> {other}"
+        for module, others in project_graph().items()
+        for other in others
+        if module in level and other in level and level[other] > level[module]
+    ]
+    assert wrong == []
+
+
+def test_trainables_import_neither_tuner_nor_ray() -> None:
+    for path in (REPOSITORY / "trainables").glob("*.py"):
+        roots = {name.split(".")[0] for name in imported(path)}
+        assert not roots & {"tuner", "ray"}, path.name
+
+
+def heavy_imports(stderr: str) -> set[str]:
+    """What `-X importtime` shows of the heavy libraries."""
+    modules = {line.rpartition("|")[2].strip() for line in stderr.splitlines() if line.startswith("import time:")}
+    assert len(modules) > 20
+    return {module.split(".")[0] for module in modules} & HEAVY
+
+
+@pytest.mark.parametrize("verb", [[], ["run"], ["resume"], ["validate"], ["list"], ["status"], ["trials"], ["best"]])
+def test_help_imports_nothing_heavy_and_shows_an_example(tune: Tune, verb: list[str]) -> None:
+    done = tune(*verb, "--help", interpreter="-X importtime")
+    assert done.returncode == 0
+    assert "Example:  tune" in done.stdout
+    assert heavy_imports(done.stderr) == set()

@@ -1,0 +1,142 @@
+"""Batches as a pure function of (seed, step): the position in the data is the step, so a resume needs nothing else.
+
+Examples come in epochs, each a permutation of its own; a batch takes the next batch_size of that endless stream, so
+every batch is full and every example is seen once an epoch. Within a batch, examples of like length share a forward
+pass: that saves padding and changes nothing else, as the loss is a sum over tokens.
+
+Shapes: B examples, T positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainables.data import TokenStore
+
+Indices = NDArray[np.int64]
+
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one forward pass takes.
+
+    Attributes:
+        tokens_BT: Token ids, padded on the right; under causal attention no real token sees the padding.
+        targets_BT: The token after each position, or IGNORED where it does not count (prompt, padding).
+    """
+
+    tokens_BT: torch.Tensor
+    targets_BT: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One optimizer step's examples as one rank sees them.
+
+    Attributes:
+        micro_batches: This rank's forward passes; as many on every rank. One without examples has no targets.
+        num_targets: Target tokens of the whole batch, over all ranks.
+        num_tokens: Tokens of the whole batch without padding, over all ranks.
+    """
+
+    micro_batches: list[MicroBatch]
+    num_targets: int
+    num_tokens: int
+
+
+def train_indices(seed: int, step: int, batch_size: int, num_examples: int) -> Indices:
+    """The examples of one optimizer step.
+
+    Args:
+        seed: Of the order of examples.
+        step: Optimizer steps done before it.
+        batch_size: Examples over all ranks.
+        num_examples: Size of the training set.
+    """
+    positions = np.arange(step * batch_size, (step + 1) * batch_size)
+    epochs, places = np.divmod(positions, num_examples)
+    return np.concatenate(
+        [_epoch_order(seed, int(epoch), num_examples)[places[epochs == epoch]] for epoch in np.unique(epochs)]
+    )
+
+
+@lru_cache(maxsize=4)
+def _epoch_order(seed: int, epoch: int, num_examples: int) -> Indices:
+    return np.random.default_rng([seed, epoch]).permutation(num_examples)
+
+
+def split_batch(indices: Indices, lengths: Indices, world_size: int, micro_batch_size: int) -> list[list[Indices]]:
+    """Deals a batch out to ranks and forward passes.
+
+    Args:
+        indices: The examples of the batch.
+        lengths: Length of each of these examples.
+        world_size: Number of ranks.
+        micro_batch_size: Most examples in one forward pass.
+
+    Returns:
+        For each rank its forward passes, as many on every rank; with fewer examples than ranks some are empty.
+    """
+    num_passes = -(-len(indices) // (world_size * micro_batch_size))
+    by_length = indices[np.argsort(-lengths, kind="stable")]
+    groups = np.array_split(by_length, num_passes * world_size)
+    # Back and forth, so that no rank gets the longer group of every pass.
+    order = [
+        rank if turn % 2 == 0 else world_size - 1 - rank for turn in range(num_passes) for rank in range(world_size)
+    ]
+    dealt: list[list[Indices]] = [[] for _ in range(world_size)]
+    for rank, group in zip(order, groups, strict=True):
+        dealt[rank].append(group)
+    return dealt
+
+
+def make_batch(
+    store: TokenStore, indices: Indices, rank: int, world_size: int, micro_batch_size: int, device: torch.device
+) -> Batch:
+    """Builds one rank's part of a batch.
+
+    Args:
+        store: The examples.
+        indices: The examples of the whole batch.
+        rank: Whose part.
+        world_size: Number of ranks.
+        micro_batch_size: Most examples in one forward pass.
+        device: Where the tensors go.
+    """
+    lengths = store.starts[indices + 1] - store.starts[indices]
+    groups = split_batch(indices, lengths, world_size, micro_batch_size)[rank]
+    return Batch(
+        micro_batches=[collate(store, group, device) for group in groups],
+        num_targets=int(store.num_targets[indices].sum()),
+        num_tokens=int(lengths.sum()),
+    )
+
+
+def collate(store: TokenStore, indices: Indices, device: torch.device) -> MicroBatch:
+    """Pads examples to the longest of them.
+
+    Without examples the result is one position without a target: a rank whose share is empty runs it all the same and
+    takes part in the collectives with a gradient of zero.
+    """
+    examples = [store.example(int(index)) for index in indices]
+    longest = max((len(tokens) for tokens, _ in examples), default=2) - 1
+    tokens_BT = np.zeros((max(len(examples), 1), longest), dtype=np.int64)
+    targets_BT = np.full_like(tokens_BT, IGNORED)
+    for row, (tokens, counts) in enumerate(examples):
+        tokens_BT[row, : len(tokens) - 1] = tokens[:-1]
+        targets_BT[row, : len(tokens) - 1] = np.where(counts[1:], tokens[1:].astype(np.int64), IGNORED)
+    return MicroBatch(_to_device(tokens_BT, device), _to_device(targets_BT, device))
+
+
+def _to_device(array: NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

@@ -1,0 +1,130 @@
+"""Checkpoints as folders on disk: which are complete, which is newest, which may go. Imports no torch.
+
+A checkpoint is complete when its manifest is there and every file the manifest names has the size it names: the
+manifest is written last, so a kill at any moment leaves either a complete checkpoint or a recognisable leftover.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+PARTIAL_SUFFIX = ".partial"
+_STEP_DIR = re.compile(r"step_(\d{8,})")
+
+
+def step_dir(root: Path, step: int) -> Path:
+    """Where the checkpoint of an optimizer step lies: `root/step_00000027`."""
+    return root / f"step_{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    """The optimizer step of a checkpoint folder, read from its name.
+
+    Raises:
+        ValueError: The name is not one that `step_dir` makes.
+    """
+    match = _STEP_DIR.fullmatch(path.name)
+    if match is None:
+        raise ValueError(f"{path}: not a checkpoint folder; its name should be step_ and at least eight digits")
+    return int(match[1])
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """The manifest of a checkpoint folder, or None where there is none that can be read."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return manifest if isinstance(manifest, dict) and isinstance(manifest.get("files"), dict) else None
+
+
+def write_manifest(path: Path, step: int, metrics: dict[str, float]) -> None:
+    """Declares everything in the folder part of a complete checkpoint; its files reach the disk first.
+
+    Args:
+        path: The folder, with all other files written.
+        step: Optimizer steps done.
+        metrics: Metric values at that step.
+    """
+    files = sorted(file for file in path.rglob("*") if file.is_file() and file.name != MANIFEST)
+    for file in files:
+        sync_to_disk(file)
+    sizes = {file.relative_to(path).as_posix(): file.stat().st_size for file in files}
+    manifest = {"step": step, "metrics": metrics, "files": sizes}
+    (path / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    sync_to_disk(path / MANIFEST)
+    sync_to_disk(path)
+
+
+def sync_to_disk(path: Path) -> None:
+    """Waits until a file or folder has reached the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_complete(path: Path) -> bool:
+    """Whether the manifest is there and every file it names has its size."""
+    manifest = read_manifest(path)
+    return manifest is not None and all(_has_size(path / name, size) for name, size in manifest["files"].items())
+
+
+def _has_size(file: Path, size: int) -> bool:
+    try:
+        return file.stat().st_size == size
+    except OSError:
+        return False
+
+
+def complete_checkpoints(root: Path) -> list[Path]:
+    """The complete checkpoints under root, oldest first; empty where there are none."""
+    return [path for path in _step_dirs(root) if is_complete(path)]
+
+
+def newest_complete(root: Path) -> Path | None:
+    """The complete checkpoint with the highest step, or None."""
+    return next((path for path in reversed(_step_dirs(root)) if is_complete(path)), None)
+
+
+def _step_dirs(root: Path) -> list[Path]:
+    if not root.is_dir():
+        return []
+    return sorted((path for path in root.iterdir() if _STEP_DIR.fullmatch(path.name)), key=step_of)
+
+
+def delete(path: Path) -> None:
+    """Removes a checkpoint, the manifest first: half-deleted, it is not complete."""
+    (path / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def keep_last(root: Path, num: int, protected: Collection[Path] = ()) -> None:
+    """Deletes all but the newest complete checkpoints.
+
+    Args:
+        root: The folder the checkpoints lie in.
+        num: How many to keep; one is always kept.
+        protected: Checkpoints that stay in any case.
+    """
+    kept = {path.resolve() for path in protected}
+    for path in complete_checkpoints(root)[: -max(num, 1)]:
+        if path.resolve() not in kept:
+            delete(path)
+
+
+def clean(root: Path) -> None:
+    """Removes what a killed process left half-written; no process may be writing under root."""
+    for leftover in root.glob(f"*{PARTIAL_SUFFIX}") if root.is_dir() else ():
+        shutil.rmtree(leftover, ignore_errors=True)
+    for path in _step_dirs(root):
+        if not is_complete(path):
+            delete(path)

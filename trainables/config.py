@@ -1,0 +1,190 @@
+"""TrainConfig: every hyperparameter and setting of a fine-tune. Imports no torch, so that reading it is cheap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator, model_validator
+
+# pydantic would take the string "1e-5" for a number; in a study file that is a mistake worth naming.
+Int = Annotated[int, Strict()]
+PositiveInt = Annotated[int, Strict(), Field(gt=0)]
+Fraction = Annotated[float, Strict(), Field(ge=0, le=1, allow_inf_nan=False)]
+Decay = Annotated[float, Strict(), Field(ge=0, lt=1, allow_inf_nan=False)]
+NonNegative = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Strict(), Field(gt=0, allow_inf_nan=False)]
+Bool = Annotated[bool, Strict()]
+Name = Annotated[str, Field(min_length=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+
+class DatasetConfig(_Section):
+    """Where the examples come from and which of them are used."""
+
+    path: Name
+    """A Hugging Face hub id, a local .jsonl, .json, .csv, .parquet or .txt file (.txt: a line is an example), or
+    `python-docstrings` (built in: the docstrings of Python's standard library)."""
+    name: str | None = None
+    """The hub dataset's configuration, where it has several."""
+    split: Name = "train"
+    """The training split, with an optional slice: `train`, `train[:8000]`, `train[10%:90%]`. A local file
+    has one, train."""
+    eval_split: str | None = None
+    """The evaluation split, with an optional slice. Null: 5 % of the training split (1 to 2000 examples, drawn with a
+    fixed seed, the same for every trial) are held out for it."""
+    format: Literal["auto", "instruction", "chat", "text"] = "auto"
+    """How a row becomes text. instruction: columns instruction, input (optional), output. chat: messages. text: text.
+    auto: whichever of these the columns fit."""
+    limit: PositiveInt | None = None
+    """Use only the first this many training examples (the evaluation split is left alone)."""
+
+
+class LoraConfig(_Section):
+    """Low-rank adapters in place of full fine-tuning."""
+
+    rank: PositiveInt = 16
+    """Rank of the update."""
+    alpha: Positive = 32.0
+    """Scale: the update is multiplied by alpha / rank."""
+    dropout: Decay = 0.0
+    """Dropout in front of the adapters."""
+    target_modules: list[str] | Literal["all-linear"] = "all-linear"
+    """Names of the layers that get an adapter; all-linear: every linear layer but the output head."""
+
+
+class TrainConfig(_Section):
+    """One fine-tune. Searched parameters are these keys, dotted for nested ones (`dataset.limit`)."""
+
+    model: Name | dict[str, Any]
+    """A hub id, a local folder, or an inline architecture: `{model_type: qwen2, hidden_size: 64, ...}` with random
+    weights that are the same for every trial, whatever its seed; vocab_size is the tokenizer's when absent."""
+    tokenizer: Name | None = None
+    """A hub id, a local folder, or `byte-level` (built in, one token a byte). Null: the model's own; an inline
+    architecture has none and gets byte-level."""
+    dataset: DatasetConfig
+    """The examples."""
+    max_length: Annotated[int, Strict(), Field(ge=2)] = 1024
+    """Longest example in tokens; what is longer is cut off at the end."""
+    packing: Bool = False
+    """Several examples in one row without attention between them. Not available yet."""
+    response_only: Bool = True
+    """Only the tokens of the response (instruction) or of the assistant (chat) count in the loss. Plain text has no
+    prompt: all of it counts."""
+
+    max_steps: PositiveInt = 1000
+    """Optimizer steps, which is also the length of the learning rate schedule."""
+    eval_every: PositiveInt = 100
+    """Optimizer steps between reports, each with an evaluation. The last step always reports."""
+    eval_batches: PositiveInt | None = None
+    """Evaluate on at most this many batches of 32 examples (over all workers; the size is fixed, so that trials with
+    different batch sizes are compared on the same examples). Null: the whole evaluation split."""
+    batch_size: PositiveInt = 8
+    """Examples per optimizer step over all workers."""
+    micro_batch_size: PositiveInt | None = None
+    """Examples per worker and forward pass; gradients accumulate up to batch_size. Null: found. Changes speed and
+    memory, not the result."""
+
+    learning_rate: Positive = 2e-5
+    """Peak learning rate."""
+    lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
+    """What follows the warmup: stay, fall linearly, fall along a half cosine, or stay and then fall linearly over the
+    last decay_ratio of the steps (wsd: warmup, stable, decay)."""
+    warmup_ratio: Fraction = 0.0
+    """Share of max_steps over which the learning rate rises linearly to its peak."""
+    decay_ratio: Fraction = 0.2
+    """Share of max_steps over which wsd falls; it starts no earlier than the warmup ends."""
+    min_lr_ratio: Fraction = 0.0
+    """Where the schedule ends, as a share of the peak."""
+    optimizer: Literal["adamw", "adafactor", "sgd"] = "adamw"
+    """The optimizer."""
+    weight_decay: NonNegative = 0.0
+    """Decoupled weight decay (SGD: L2) on matrices; biases and norms are left out."""
+    beta1: Decay = 0.9
+    """AdamW: decay of the first moment. SGD: momentum. Adafactor does not use it."""
+    beta2: Decay = 0.999
+    """AdamW: decay of the second moment."""
+    epsilon: Positive = 1e-8
+    """AdamW: added to the denominator."""
+    max_grad_norm: NonNegative = 1.0
+    """Clip the gradient to this global L2 norm; 0: do not clip."""
+
+    precision: Literal["bf16", "fp32"] = "bf16"
+    """bf16: matrix products in bfloat16 (autocast), weights and optimizer in float32."""
+    gradient_checkpointing: Literal["none", "selective", "full"] = "none"
+    """full: recompute every layer in the backward pass; selective is not available yet."""
+    compile: Bool = False
+    """Compile the model with torch.compile."""
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] = "auto"
+    """Attention kernel; auto: what transformers takes for the model."""
+    lora: LoraConfig | None = None
+    """Low-rank adapters. Not available yet."""
+    seed: Annotated[int, Strict(), Field(ge=0, lt=2**63)] = 0
+    """Order of the examples and dropout."""
+    trust_remote_code: Bool = False
+    """Run Python code that comes with the model or tokenizer."""
+
+    @field_validator("model")
+    @classmethod
+    def _check_architecture(cls, model: str | dict[str, Any]) -> str | dict[str, Any]:
+        if isinstance(model, dict) and not isinstance(model.get("model_type"), str):
+            raise ValueError("an inline architecture needs model_type, e.g. {model_type: qwen2, hidden_size: 64}")
+        return model
+
+    @field_validator("packing")
+    @classmethod
+    def _check_packing(cls, packing: bool) -> bool:
+        if packing:
+            raise ValueError("packing is not available yet; remove it or set it to false")
+        return packing
+
+    @field_validator("gradient_checkpointing")
+    @classmethod
+    def _check_gradient_checkpointing(cls, mode: str) -> str:
+        if mode == "selective":
+            raise ValueError("selective is not available yet; use none or full")
+        return mode
+
+    @field_validator("lora")
+    @classmethod
+    def _check_lora(cls, lora: LoraConfig | None) -> LoraConfig | None:
+        if lora is not None:
+            raise ValueError("lora is not available yet; remove it to fine-tune all weights")
+        return lora
+
+    @model_validator(mode="after")
+    def _check_flash_precision(self) -> Self:
+        if self.attention.startswith("flash") and self.precision == "fp32":
+            raise ValueError(f"attention {self.attention} needs precision bf16, got fp32; use sdpa with fp32")
+        return self
+
+    def with_params(self, params: Mapping[str, Any]) -> TrainConfig:
+        """Sets searched parameters.
+
+        Args:
+            params: Values by key; nested keys are dotted, `dataset.limit`.
+
+        Returns:
+            A validated copy.
+
+        Raises:
+            ValueError: A key is unknown or a value is illegal (pydantic's ValidationError is one).
+        """
+        values = self.model_dump()
+        for key, value in params.items():
+            _set_dotted(values, key, value)
+        return type(self).model_validate(values)
+
+
+def _set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
+    *parents, last = key.split(".")
+    for depth, name in enumerate(parents, start=1):
+        if values.get(name) is None:
+            values[name] = {}
+        values = values[name]
+        if not isinstance(values, dict):
+            raise ValueError(f"{key}: {'.'.join(parents[:depth])} is {values!r}, which has no keys to set")
+    values[last] = value

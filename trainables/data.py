@@ -1,0 +1,255 @@
+"""Tokenised data: made once under a lock by whoever comes first, memory-mapped by all.
+
+A prepared folder holds three flat files: the token ids of all examples end to end, whether each of them counts in the
+loss, and where each example ends. The folder's name is a digest of everything the contents depend on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from filelock import FileLock
+from numpy.typing import NDArray
+
+from trainables.config import TrainConfig
+from trainables.render import Rendered, detect_format, render
+from trainables.rows import Row, load_rows, source_identity
+from trainables.tokenizer import tokenizer_identity
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+Role = Literal["train", "eval"]
+
+HELD_OUT_FRACTION = 0.05
+HELD_OUT_MAX = 2000
+_HELD_OUT_SEED = 0
+_FORMAT_VERSION = 1
+_ROWS_PER_TOKENIZER_CALL = 1000
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """Tokenised examples on disk.
+
+    Attributes:
+        tokens: Token ids of all examples, end to end (uint32, memory-mapped).
+        counts: 1 where the token counts in the loss, else 0 (uint8, memory-mapped).
+        starts: Example i is tokens[starts[i]:starts[i + 1]] (int64).
+        num_targets: Tokens of each example that count as targets; the first token never does (int64).
+    """
+
+    tokens: NDArray[np.uint32]
+    counts: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    num_targets: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.num_targets)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each example."""
+        return np.diff(self.starts)
+
+    def example(self, index: int) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
+        """Token ids and loss counts of one example."""
+        place = slice(self.starts[index], self.starts[index + 1])
+        return self.tokens[place], self.counts[place]
+
+
+def prepare(
+    config: TrainConfig, role: Role, cache_dir: Path, load_tokenizer: Callable[[], PreTrainedTokenizerBase]
+) -> TokenStore:
+    """Opens the tokenised data of a config; makes it first where no process has yet.
+
+    Args:
+        config: The dataset, the tokenizer, max_length and response_only count.
+        role: Training or evaluation examples.
+        cache_dir: Prepared data is kept in `prepared/` below it.
+        load_tokenizer: Called only when there is something to tokenise.
+
+    Raises:
+        ValueError: The data cannot be read, or holds nothing to train on.
+    """
+    root = cache_dir / "prepared"
+    folder = root / _digest(config, role)
+    if not folder.is_dir():
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(root / f"{folder.name}.lock"):
+            if not folder.is_dir():
+                _write_store(config, role, folder, load_tokenizer())
+    return _open_store(folder)
+
+
+def _digest(config: TrainConfig, role: Role) -> str:
+    dataset = config.dataset.model_dump()
+    if role == "eval":
+        # The limit is for training examples: trials that search over it are compared on the same evaluation data.
+        del dataset["limit"]
+    depends_on = {
+        "version": _FORMAT_VERSION,
+        "role": role,
+        "dataset": dataset,
+        "source": source_identity(config.dataset),
+        "tokenizer": tokenizer_identity(config),
+        "max_length": config.max_length,
+        "response_only": config.response_only,
+    }
+    return hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _open_store(folder: Path) -> TokenStore:
+    return TokenStore(
+        tokens=np.memmap(folder / "tokens.bin", dtype=np.uint32, mode="r"),
+        counts=np.memmap(folder / "counts.bin", dtype=np.uint8, mode="r"),
+        starts=np.load(folder / "starts.npy"),
+        num_targets=np.load(folder / "num_targets.npy"),
+    )
+
+
+def _write_store(config: TrainConfig, role: Role, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    rows = _select_rows(config, role)
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    lengths: list[int] = []
+    num_targets: list[int] = []
+    with (partial / "tokens.bin").open("wb") as tokens_file, (partial / "counts.bin").open("wb") as counts_file:
+        for tokens, counts in _tokenise(rows, config, tokenizer):
+            if counts[1:].any():
+                tokens_file.write(tokens.tobytes())
+                counts_file.write(counts.tobytes())
+                lengths.append(len(tokens))
+                num_targets.append(int(counts[1:].sum()))
+    _check_kept(len(lengths), len(rows), config, role)
+    np.save(partial / "starts.npy", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+    np.save(partial / "num_targets.npy", np.array(num_targets, dtype=np.int64))
+    partial.rename(folder)
+
+
+def _check_kept(num_kept: int, num_rows: int, config: TrainConfig, role: Role) -> None:
+    if num_kept == 0:
+        raise ValueError(
+            f"dataset {config.dataset.path}: none of the {num_rows} {role} examples has a token to learn from within "
+            f"max_length {config.max_length}; raise max_length or check the dataset"
+        )
+    if num_kept < num_rows:
+        logger.warning(
+            "%s: left out %d of %d %s examples: no token to learn from within max_length %d",
+            config.dataset.path,
+            num_rows - num_kept,
+            num_rows,
+            role,
+            config.max_length,
+        )
+
+
+def _select_rows(config: TrainConfig, role: Role) -> Sequence[Row]:
+    dataset = config.dataset
+    if role == "eval" and dataset.eval_split is not None:
+        return load_rows(dataset, dataset.eval_split)
+    rows = load_rows(dataset, dataset.split)
+    if dataset.eval_split is not None:
+        return _first(rows, dataset.limit)
+    held_out = held_out_rows(len(rows))
+    chosen = held_out if role == "eval" else np.setdiff1d(np.arange(len(rows)), held_out)[: dataset.limit]
+    return [rows[int(index)] for index in chosen]
+
+
+def _first(rows: Sequence[Row], num: int | None) -> Sequence[Row]:
+    return rows if num is None else [rows[index] for index in range(min(num, len(rows)))]
+
+
+def held_out_rows(num_rows: int) -> NDArray[np.int64]:
+    """Which rows of a training split are held out for evaluation: 5 %, at least 1 and at most 2000, seeded.
+
+    Raises:
+        ValueError: There are fewer than two rows.
+    """
+    if num_rows < 2:
+        raise ValueError(f"the training split has {num_rows} examples; holding some out for evaluation needs two")
+    num = min(max(round(HELD_OUT_FRACTION * num_rows), 1), HELD_OUT_MAX)
+    return np.sort(np.random.default_rng(_HELD_OUT_SEED).permutation(num_rows)[:num])
+
+
+def _tokenise(
+    rows: Sequence[Row], config: TrainConfig, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[tuple[NDArray[np.uint32], NDArray[np.uint8]]]:
+    for start in range(0, len(rows), _ROWS_PER_TOKENIZER_CALL):
+        indices = range(start, min(start + _ROWS_PER_TOKENIZER_CALL, len(rows)))
+        rendered = [_render_numbered(rows[index], index, config, tokenizer) for index in indices]
+        yield from encode(rendered, tokenizer, config.max_length, config.response_only)
+
+
+def _render_numbered(row: Row, index: int, config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> Rendered:
+    data_format = config.dataset.format
+    try:
+        return render(row, detect_format(row) if data_format == "auto" else data_format, tokenizer)
+    except ValueError as error:
+        raise ValueError(f"dataset {config.dataset.path}, example {index}: {error}") from error
+
+
+def encode(
+    rendered: Sequence[Rendered], tokenizer: PreTrainedTokenizerBase, max_length: int, response_only: bool
+) -> Iterator[tuple[NDArray[np.uint32], NDArray[np.uint8]]]:
+    """Tokenises texts and closes each with the end-of-text token.
+
+    Args:
+        rendered: The texts; all have special tokens of their own, or none has.
+        tokenizer: It must know character offsets when response_only is set.
+        max_length: Tokens kept of each; a cut example has no end-of-text token.
+        response_only: Count only what lies in a response.
+
+    Yields:
+        Token ids, and 1 for each that counts in the loss.
+    """
+    if response_only and not tokenizer.is_fast:
+        raise ValueError("response_only needs a tokenizer that knows character offsets; set response_only to false")
+    encoded = tokenizer(
+        [example.text for example in rendered],
+        add_special_tokens=not rendered[0].has_special_tokens,
+        return_offsets_mapping=tokenizer.is_fast,
+        return_attention_mask=False,
+        verbose=False,
+    )
+    offsets = encoded["offset_mapping"] if response_only else [None] * len(rendered)
+    for example, ids, places in zip(rendered, encoded["input_ids"], offsets, strict=True):
+        tokens, counts = np.array(ids, dtype=np.uint32), np.ones(len(ids), dtype=np.uint8)
+        if places is not None:
+            counts = _in_responses(np.array(places, dtype=np.int64).reshape(-1, 2), example.responses)
+        tokens, counts = _with_end(tokens, counts, example, tokenizer.eos_token_id, response_only)
+        yield tokens[:max_length], counts[:max_length]
+
+
+def _in_responses(places: NDArray[np.int64], responses: Iterable[tuple[int, int]]) -> NDArray[np.uint8]:
+    # A token counts when it begins in a response; the special tokens a tokenizer adds have an empty range.
+    counts = np.zeros(len(places), dtype=np.uint8)
+    for start, end in responses:
+        counts |= ((places[:, 0] >= start) & (places[:, 0] < end) & (places[:, 1] > places[:, 0])).astype(np.uint8)
+    return counts
+
+
+def _with_end(
+    tokens: NDArray[np.uint32], counts: NDArray[np.uint8], example: Rendered, eos: int | None, response_only: bool
+) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
+    answered = bool(example.responses) and example.responses[-1][1] >= len(example.text.rstrip())
+    end_counts = np.uint8(answered or not response_only)
+    if eos is None:
+        return tokens, counts
+    # The tokenizer or the chat template may have put it there; a template may add a line break behind it.
+    if eos in tokens[-2:]:
+        place = len(tokens) - 1 - int(np.argmax(tokens[-2:][::-1] == eos))
+        counts[place] |= end_counts
+        return tokens, counts
+    return np.append(tokens, np.uint32(eos)), np.append(counts, end_counts)

@@ -1,0 +1,219 @@
+"""THE loop: one fine-tune as a generator of reports. Read this file first.
+
+for report in finetune(config, worker, cache_dir=cache_dir):
+    ...  # go on, save report.state, or close the generator
+
+Whatever changes the numbers is in sight here: the order of examples and the learning rate are functions of the step
+(batches.py, optim.py), the loss is a mean over the target tokens of the whole batch, whoever computes them.
+
+Shapes: B examples, T positions, V words of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trainables.batches import IGNORED, Batch, MicroBatch, make_batch, train_indices
+from trainables.checkpoint import TrainState, load_checkpoint, save_checkpoint
+from trainables.config import TrainConfig
+from trainables.data import TokenStore
+from trainables.divergence import DivergenceWatch
+from trainables.errors import Diverged
+from trainables.interval import History, Interval
+from trainables.model import max_positions, set_gradient_checkpointing
+from trainables.optim import learning_rate_at, make_optimizer, set_learning_rate
+from trainables.parallel import Worker, accumulating, clip_gradients, ddp, sum_over_ranks
+from trainables.warm import Warm
+
+__all__ = ["Report", "TrainState", "Warm", "Worker", "finetune", "load_checkpoint", "save_checkpoint"]
+
+EVAL_BATCH_SIZE = 32
+_GPU_TOKENS_PER_PASS = 16_384
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a decision needs; equal on every rank but for the seconds.
+
+    Attributes:
+        step: Optimizer steps done.
+        metrics: step, eval_loss and train_loss (mean over target tokens; the latter since the last report),
+            learning_rate and grad_norm (of the last step), tokens (so far, without padding, over all ranks),
+            tokens_per_s (over all ranks) and epoch.
+        history: One mapping per step since the last report: step, train_loss, learning_rate, grad_norm.
+        train_s: Seconds in steps since the last report.
+        eval_s: Seconds in the evaluation.
+        is_last: The trial has run to max_steps.
+        state: What `save_checkpoint` takes; live, so it is valid until the generator goes on.
+    """
+
+    step: int
+    metrics: dict[str, float]
+    history: History
+    train_s: float
+    eval_s: float
+    is_last: bool
+    state: TrainState
+
+
+def finetune(
+    config: TrainConfig, worker: Worker, *, cache_dir: Path, resume_from: Path | None = None, warm: Warm | None = None
+) -> Iterator[Report]:
+    """Fine-tunes a model; yields a report every eval_every steps and after the last one, on every rank alike.
+
+    Args:
+        config: Every hyperparameter and setting.
+        worker: This process; above one rank the caller has initialised torch.distributed.
+        cache_dir: Where tokenised data is kept.
+        resume_from: A checkpoint to go on from.
+        warm: What earlier trials of this process left; the results are the same without.
+
+    Raises:
+        ValueError: The data or the model cannot be had, or there are too few examples for one batch.
+        Diverged: A loss is not finite.
+        CheckpointError: `resume_from` cannot be read.
+    """
+    warm = warm or Warm(keep_weights=False)
+    model = warm.model(config, worker.device)
+    set_gradient_checkpointing(model, config.gradient_checkpointing)
+    model.train()
+    torch.manual_seed(rank_seed(config.seed, worker.rank))
+    parallel_model = ddp(model, worker)
+    optimizer = make_optimizer(model, config)
+    train_data, eval_data = warm.data(config, "train", cache_dir), warm.data(config, "eval", cache_dir)
+    check_data(train_data, eval_data, model, config)
+
+    state = TrainState(model, optimizer)
+    if resume_from is not None:
+        load_checkpoint(state, resume_from, worker)
+    if state.step >= config.max_steps:
+        yield Report(state.step, state.metrics, (), 0.0, 0.0, is_last=True, state=state)
+        return
+
+    micro_batch_size = config.micro_batch_size or default_micro_batch_size(config, worker)
+    eval_batch = make_eval_batch(eval_data, config, worker, micro_batch_size)
+    watch, interval = DivergenceWatch(worker.device), Interval()
+    try:
+        while state.step < config.max_steps:
+            indices = train_indices(config.seed, state.step, config.batch_size, len(train_data))
+            batch = make_batch(train_data, indices, worker.rank, worker.world_size, micro_batch_size, worker.device)
+            learning_rate = learning_rate_at(state.step, config)
+            set_learning_rate(optimizer, learning_rate)
+            loss_sum, grad_norm = train_step(parallel_model, optimizer, batch, config, worker)
+
+            state.step += 1
+            state.tokens += batch.num_tokens
+            interval.add(batch, loss_sum, grad_norm, learning_rate)
+            watch.push(state.step, grad_norm)
+
+            is_last = state.step == config.max_steps
+            if is_last or state.step % config.eval_every == 0:
+                watch.flush()
+                interval.end_training(worker)
+                measured, history = interval.summary(state.step, worker)
+                eval_loss = evaluate(model, eval_batch, config, worker)
+                if not math.isfinite(eval_loss):
+                    raise Diverged(state.step)
+                interval.end_evaluation()
+                epoch = state.step * config.batch_size / len(train_data)
+                progress = {"step": state.step, "tokens": state.tokens, "epoch": epoch}
+                state.metrics = {**progress, "eval_loss": eval_loss, **measured}
+                yield Report(state.step, state.metrics, history, interval.train_s, interval.eval_s, is_last, state)
+                interval = Interval()
+    finally:
+        # The model outlives the trial in a Warm; its gradients must not.
+        model.zero_grad(set_to_none=True)
+
+
+def train_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, config: TrainConfig, worker: Worker
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One optimizer step over all ranks.
+
+    Returns:
+        This rank's sum of losses, and the norm of the whole gradient before clipping: scalars on the device.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    loss_sum = torch.zeros((), dtype=torch.float64, device=worker.device)
+    # The mean over the target tokens of the whole batch; the factor undoes the mean over ranks that DDP takes.
+    scale = worker.world_size / batch.num_targets
+    for number, micro_batch in enumerate(batch.micro_batches, start=1):
+        with accumulating(model, is_last=number == len(batch.micro_batches)):
+            loss = token_loss_sum(model, micro_batch, config)
+            (loss * scale).backward()  # type: ignore[no-untyped-call]
+        loss_sum += loss.detach()
+    grad_norm = clip_gradients(model.parameters(), config.max_grad_norm)
+    optimizer.step()
+    return loss_sum, grad_norm
+
+
+def token_loss_sum(model: nn.Module, micro_batch: MicroBatch, config: TrainConfig) -> torch.Tensor:
+    """Cross entropy summed over the target tokens, in float32; zero where there are none.
+
+    No attention mask: padding is on the right and attention causal, so no real token sees it.
+    """
+    tokens_BT, targets_BT = micro_batch.tokens_BT, micro_batch.targets_BT
+    with torch.autocast(tokens_BT.device.type, dtype=torch.bfloat16, enabled=config.precision == "bf16"):
+        logits_BTV = model(input_ids=tokens_BT).logits
+    return F.cross_entropy(
+        logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, batch: Batch, config: TrainConfig, worker: Worker) -> float:
+    """The loss of the evaluation examples: a mean over the target tokens of all ranks."""
+    model.eval()
+    loss_sum = torch.zeros((), dtype=torch.float64, device=worker.device)
+    for micro_batch in batch.micro_batches:
+        loss_sum += token_loss_sum(model, micro_batch, config)
+    model.train()
+    return float(sum_over_ranks(loss_sum, worker)) / batch.num_targets
+
+
+def make_eval_batch(eval_data: TokenStore, config: TrainConfig, worker: Worker, micro_batch_size: int) -> Batch:
+    """The evaluation examples as one batch; which they are depends neither on batch_size nor on the hardware."""
+    num = len(eval_data)
+    if config.eval_batches is not None:
+        num = min(num, config.eval_batches * EVAL_BATCH_SIZE)
+    return make_batch(eval_data, np.arange(num), worker.rank, worker.world_size, micro_batch_size, worker.device)
+
+
+def default_micro_batch_size(config: TrainConfig, worker: Worker) -> int:
+    """Examples per forward pass where the config leaves it open: a rank's whole share, on a GPU as memory allows."""
+    share = math.ceil(config.batch_size / worker.world_size)
+    if worker.device.type != "cuda":
+        return share
+    return min(share, max(1, _GPU_TOKENS_PER_PASS // config.max_length))
+
+
+def check_data(train_data: TokenStore, eval_data: TokenStore, model: nn.Module, config: TrainConfig) -> None:
+    """Refuses data that cannot train this model, before the first step.
+
+    Raises:
+        ValueError: Fewer examples than one batch, or an example longer than the model has positions.
+    """
+    if len(train_data) < config.batch_size:
+        raise ValueError(
+            f"the training data has {len(train_data)} examples, fewer than one batch of {config.batch_size}; "
+            f"set batch_size to at most {len(train_data)} or use more data"
+        )
+    longest = int(max(train_data.lengths.max(), eval_data.lengths.max())) - 1
+    limit = max_positions(model)
+    if limit is not None and longest > limit:
+        raise ValueError(
+            f"examples are up to {longest} tokens long, the model has {limit} positions; set max_length: {limit}"
+        )
+
+
+def rank_seed(seed: int, rank: int) -> int:
+    """A rank's own random seed: dropout must differ between ranks."""
+    return int(np.random.SeedSequence([seed, rank]).generate_state(1, np.uint64)[0] >> np.uint64(1))

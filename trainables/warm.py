@@ -1,0 +1,89 @@
+"""What outlives a trial in one worker process: the built model with its pristine weights, the tokenizer, the data."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from trainables.config import TrainConfig
+from trainables.data import Role, TokenStore, prepare
+from trainables.model import build_model
+from trainables.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Warm:
+    """Hands out model, tokenizer and data; keeps them as long as what they depend on stays the same.
+
+    A trial through a Warm gives bit for bit the losses of one in a fresh process: weights and buffers are copied back
+    before it, and nothing else of the model is changed by training.
+
+    Args:
+        keep_weights: Keep a pristine copy of the weights for the next trial; needless for a single one.
+    """
+
+    def __init__(self, keep_weights: bool = True) -> None:
+        self._keep_weights = keep_weights
+        self._tokenizer: tuple[Any, PreTrainedTokenizerBase] | None = None
+        self._model: tuple[Any, nn.Module] | None = None
+        self._pristine: list[torch.Tensor] = []
+        self._data: dict[Role, tuple[Any, TokenStore]] = {}
+
+    def tokenizer(self, config: TrainConfig) -> PreTrainedTokenizerBase:
+        """The tokenizer of a config."""
+        key = (config.tokenizer, config.model, config.trust_remote_code)
+        if self._tokenizer is None or self._tokenizer[0] != key:
+            self._tokenizer = (key, load_tokenizer(config))
+        return self._tokenizer[1]
+
+    def data(self, config: TrainConfig, role: Role, cache_dir: Path) -> TokenStore:
+        """The tokenised examples of a config."""
+        dataset = config.dataset
+        if role == "eval":
+            dataset = dataset.model_copy(update={"limit": None})
+        key = (dataset, config.max_length, config.response_only, config.tokenizer, config.model, cache_dir)
+        if role not in self._data or self._data[role][0] != key:
+            self._data[role] = (key, prepare(config, role, cache_dir, lambda: self.tokenizer(config)))
+        return self._data[role][1]
+
+    def model(self, config: TrainConfig, device: torch.device) -> nn.Module:
+        """The model of a config with its initial weights and no gradients."""
+        key = (config.model, config.tokenizer, config.trust_remote_code, config.attention, config.compile, str(device))
+        if self._model is not None and self._model[0] == key:
+            self._restore(self._model[1])
+            return self._model[1]
+        # The old one goes first: two may not fit.
+        self._model, self._pristine = None, []
+        model = build_model(config, self.tokenizer(config), device)
+        # transformers' lazy imports leave exceptions in cycles; their frames would keep this trial's tensors alive.
+        gc.collect()
+        if config.compile:
+            model.compile(dynamic=True)
+        if self._keep_weights:
+            self._pristine = [_host_copy(tensor) for tensor in _tensors(model)]
+        self._model = (key, model)
+        return model
+
+    def _restore(self, model: nn.Module) -> None:
+        assert self._keep_weights, "a Warm without pristine weights serves one trial"
+        with torch.no_grad():
+            for tensor, pristine in zip(_tensors(model), self._pristine, strict=True):
+                tensor.copy_(pristine, non_blocking=True)
+        model.zero_grad(set_to_none=True)
+
+
+def _tensors(model: nn.Module) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    # Pinned, the copy back runs at the full speed of the bus.
+    pin = tensor.device.type == "cuda"
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pin)
+    return copy.copy_(tensor.detach())

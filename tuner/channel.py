@@ -1,0 +1,222 @@
+"""What a slot and its workers say to each other, and the wire between them.
+
+One authenticated socket connects the slot's actor with rank 0 of its workers. It needs no process of its own, costs
+well under a millisecond a message, and its breaking tells at once that the other side is gone.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from dataclasses import dataclass, field
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a slot listens, and the secret that a worker must know."""
+
+    host: str
+    port: int
+    secret: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One trial as a worker gets it.
+
+    Attributes:
+        number: The trial.
+        values: Every key of `train`, searched ones included.
+        decision_steps: Steps at which the worker waits for the verdict; None: at every report.
+        reported_step: Reports up to this step are recorded already and are not sent again.
+        checkpoint_dir: Folder of this trial's checkpoints.
+        checkpoint_every: Optimizer steps between checkpoints.
+        keep_last: Number of complete checkpoints kept.
+        metric: The objective's name in the reported metrics.
+        mode: "min" or "max".
+        keep_best_report: Whether the best report's checkpoint is kept too (`objective.scope: best`).
+        environment: Environment variables of the trial (its MLflow run).
+    """
+
+    number: int
+    values: dict[str, Any]
+    decision_steps: tuple[int, ...] | None
+    reported_step: int
+    checkpoint_dir: str
+    checkpoint_every: int
+    keep_last: int
+    metric: str
+    mode: str
+    keep_best_report: bool
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+# -- worker to slot ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Rank 0 is there; `actor` is its Ray actor, for the slot to kill when it no longer answers."""
+
+    actor: Any
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A report of a running trial.
+
+    Attributes:
+        number: The trial.
+        step: Optimizer steps done.
+        metrics: What the loop reported, the objective among it.
+        history: One entry for each step since the last report.
+        busy_s: Seconds spent in steps and evaluation since the last report.
+        waits: Whether the worker waits for the verdict.
+        is_last: Whether the loop ends by itself after it.
+    """
+
+    number: int
+    step: int
+    metrics: dict[str, float]
+    history: tuple[dict[str, float], ...]
+    busy_s: float
+    waits: bool
+    is_last: bool = False
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint is complete; `path` lies in the assignment's checkpoint folder."""
+
+    number: int
+    step: int
+    path: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The worker has let go of a trial.
+
+    Attributes:
+        number: The trial.
+        outcome: "completed", "stopped", "diverged" or "failed".
+        reason: One line; empty when completed or stopped.
+        detail: The traceback of a failure.
+    """
+
+    number: int
+    outcome: str
+    reason: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a slot passes on to the search at once; `ended` is set when the worker has let go of the trial."""
+
+    number: int
+    reports: tuple[Reported, ...]
+    saved: tuple[Saved, ...]
+    ended: Ended | None
+
+
+# -- slot to worker ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Start:
+    """Begin this trial, or go on with it from its newest complete checkpoint."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True)
+class Go:
+    """Go on after a report that waited."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Let go of the trial at its next report; `save` keeps a checkpoint to resume from."""
+
+    number: int
+    save: bool
+
+
+@dataclass(frozen=True)
+class Quit:
+    """The slot closes."""
+
+
+class Endpoint:
+    """The slot's end: listens for whichever worker group is alive now, the newest connection counts."""
+
+    def __init__(self, host: str) -> None:
+        secret = secrets.token_bytes(32)
+        self._listener = Listener((host, 0), authkey=secret)
+        self.address = Address(host, self._listener.address[1], secret)
+        self._connection: Connection[Any, Any] | None = None
+        self._connected = threading.Event()
+        threading.Thread(target=self._accept, daemon=True, name="slot-endpoint").start()
+
+    def receive(self, timeout_s: float) -> Any | None:
+        """The next message, or None when none came in time.
+
+        Raises:
+            ConnectionError: The worker at the other end is gone.
+        """
+        if not self._connected.wait(timeout_s) or self._connection is None:
+            return None
+        try:
+            return self._connection.recv() if self._connection.poll(timeout_s) else None
+        except (EOFError, OSError) as error:
+            self.hang_up()
+            raise ConnectionError("the worker closed the connection") from error
+
+    def send(self, message: Any) -> None:
+        """Send; a worker that is gone is noticed at the next `receive`."""
+        if self._connection is None:
+            return
+        try:
+            self._connection.send(message)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """Stop listening and hang up."""
+        self.hang_up()
+        self._listener.close()
+
+    def hang_up(self) -> None:
+        """Drop the connection; the next worker group calls again."""
+        self._connected.clear()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection = self._listener.accept()
+            except OSError:
+                return
+            except Exception:  # a stranger who does not know the secret; the next caller may
+                continue
+            self.hang_up()
+            self._connection = connection
+            self._connected.set()
+
+
+def connect(address: Address) -> Connection[Any, Any]:
+    """Rank 0's end."""
+    return Client((address.host, address.port), authkey=address.secret)
+
+
+def one_line(error: BaseException) -> str:
+    """The kind of an error and the first line of what it says."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

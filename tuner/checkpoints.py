@@ -1,0 +1,69 @@
+"""Which checkpoints of a study stay: those of its best trials and of every trial that may go on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from trainables.checkpoint_dir import is_complete, step_dir
+from tuner.channel import Saved
+from tuner.record import TrialRecord, ranked, value_step
+from tuner.study import Study
+
+
+class Checkpoints:
+    """The checkpoint folders of a study's trials; what may go is deleted beside the search, not in its way."""
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+        self._root = study.dir.resolve() / "checkpoints"
+        self._deleter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-deleter")
+
+    def directory(self, number: int) -> Path:
+        """The folder of a trial's checkpoints."""
+        return self._root / str(number)
+
+    def note_saved(self, number: int, saved: Sequence[Saved]) -> None:
+        """Record the newest checkpoint of a trial, relative to the study so that the study can be moved."""
+        if saved:
+            self._note(number, Path(saved[-1].path))
+
+    def settle(self, number: int, state: str) -> None:
+        """A trial is about to end: point at the checkpoint of its value, or delete what a stopped one left."""
+        if state != "COMPLETE":
+            self._forget(number)
+            return
+        reports = self._study.trial(number).reports
+        if self._study.spec.objective.scope == "best" and reports:
+            best = step_dir(self.directory(number), value_step(reports, self._study.spec.objective))
+            if is_complete(best):
+                self._note(number, best)
+
+    def keep_best(self) -> None:
+        """Delete the checkpoints of complete trials beyond the best `checkpoint.keep_best_trials`."""
+        complete = [record for record in self._study.trials() if record.state == "COMPLETE"]
+        beyond: list[TrialRecord] = ranked(complete, self._study.spec.objective)
+        for record in beyond[max(1, self._study.spec.checkpoint.keep_best_trials) :]:
+            if record.checkpoint is not None:
+                self._forget(record.number)
+
+    def close(self) -> None:
+        """Wait for the deletions under way."""
+        self._deleter.shutdown(wait=True)
+
+    def _note(self, number: int, path: Path) -> None:
+        # Workers may reach the study by another path than this process; the tail is the same on both.
+        relative = Path("checkpoints", self.directory(number).name, path.name)
+        self._study.note(number, checkpoint=relative.as_posix())
+
+    def _forget(self, number: int) -> None:
+        directory = self.directory(number)
+        condemned = directory.with_name(f".{number}.deleted")
+        try:
+            # Renamed first: what is being deleted is no checkpoint any more, and the number may be used again.
+            directory.rename(condemned)
+        except OSError:
+            return
+        self._deleter.submit(shutil.rmtree, condemned, ignore_errors=True)

@@ -1,0 +1,268 @@
+"""The command line: each verb parses, calls and prints. What it does is in the modules it calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tuner import output
+from tuner.errors import Problem, SpecError, TuneError
+from tuner.formats import Format
+from tuner.outcomes import DEFAULT_ROOT
+
+if TYPE_CHECKING:
+    from tuner.observer import Observer
+    from tuner.spec import StudySpec
+    from tuner.study import Study
+
+# Verbs import what they need when called: `--help` and `validate` start at once, and only `run` and `resume` load Ray.
+USAGE, INTERRUPTED = 2, 130
+_WATCH_S = 2.0
+
+app = typer.Typer(
+    name="tune",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Example:  tune run search_spaces/quickstart.yaml",
+)
+
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The study file.", show_default=False)]
+StudyArgument = Annotated[
+    str, typer.Argument(metavar="STUDY", help="A name under --root, or the path of a study's folder.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the study file; may be repeated."),
+]
+RootOption = Annotated[Path, typer.Option("--root", metavar="DIR", help="Where studies live.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; results, warnings and errors only.")]
+ROOT = DEFAULT_ROOT
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        output.version()
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _tune(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Hyperparameter search for LLM fine-tuning: Optuna decides, Ray executes, MLflow shows."""
+    if context.invoked_subcommand is None:
+        output.result(context.get_help())
+        raise typer.Exit(USAGE)
+
+
+@app.command(epilog="Example:  tune run search_spaces/qwen_lr.yaml --set train.max_steps=20 --name first_try")
+def run(
+    file: FileArgument,
+    overrides: SetOption = None,
+    name: Annotated[str | None, typer.Option(help="Name of the study, instead of the file's.")] = None,
+    root: RootOption = ROOT,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; start nothing.")] = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Run the study that FILE describes.
+
+    Checks the file, creates the study, runs its trials and prints the leaderboard.
+    """
+    spec = _load(file, [*(overrides or []), *([] if name is None else [f"study={json.dumps(name)}"])])
+    if dry_run:
+        return _print_plan(spec)
+    from tuner import search
+
+    with _progress(root / spec.study, quiet) as observer:
+        study = search.run(spec, source_text=_read(file), root=root, observer=observer)
+    return _finish(study)
+
+
+@app.command(epilog="Example:  tune resume qwen_lr --set search.num_trials=128")
+def resume(
+    study: StudyArgument,
+    overrides: SetOption = None,
+    root: RootOption = ROOT,
+    quiet: QuietOption = False,
+) -> int:
+    """Go on with a study, or extend it.
+
+    Finished trials are never repeated; interrupted ones go on from their newest checkpoint.
+    """
+    from tuner import search
+    from tuner.study import find_study
+
+    with _progress(find_study(root, study), quiet) as observer:
+        opened = search.resume(study, root=root, overrides=overrides or [], observer=observer)
+    return _finish(opened)
+
+
+@app.command(epilog="Example:  tune validate search_spaces/*.yaml")
+def validate(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="The study files.", show_default=False)],
+    overrides: SetOption = None,
+) -> int:
+    """Check study files, start nothing.
+
+    Every fault of every file is shown at once, with its line.
+    """
+    problems: list[Problem] = []
+    for file in files:
+        try:
+            spec = _load(file, overrides or [])
+        except SpecError as error:
+            problems += error.problems
+        else:
+            output.checked(file, spec.warnings())
+    if problems:
+        raise SpecError(problems)
+    return 0
+
+
+@app.command("list", epilog="Example:  tune list --root /mnt/studies")
+def list_(root: RootOption = ROOT, form: FormatOption = Format.TABLE) -> int:
+    """List the studies under --root."""
+    from tuner.study import list_studies
+
+    output.studies([_status_or_damage(root, name) for name in list_studies(root)], form)
+    return 0
+
+
+@app.command(epilog="Example:  tune status qwen_lr --watch")
+def status(
+    study: StudyArgument,
+    watch: Annotated[bool, typer.Option("--watch", help="Print again every 2 s until the study ends.")] = False,
+    root: RootOption = ROOT,
+    form: FormatOption = Format.TABLE,
+) -> int:
+    """Show where a study stands.
+
+    Counts of trials, the best one, the time spent. Safe while the study runs, like every reading verb.
+    """
+    state = _open(study, root).status()
+    output.status(state, form)
+    while watch and state["state"] == "running":
+        time.sleep(_WATCH_S)
+        state = _open(study, root).status()
+        output.status(state, form, redraw=True)
+    return 0
+
+
+@app.command(epilog="Example:  tune trials qwen_lr --format csv > trials.csv")
+def trials(study: StudyArgument, root: RootOption = ROOT, form: FormatOption = Format.TABLE) -> int:
+    """List the trials of a study."""
+    output.trials(_open(study, root), form)
+    return 0
+
+
+@app.command(epilog="Example:  tune best qwen_lr --top 5 --format json")
+def best(
+    study: StudyArgument,
+    top: Annotated[int | None, typer.Option("--top", min=1, metavar="K", help="The K best trials.")] = None,
+    root: RootOption = ROOT,
+    form: FormatOption = Format.TABLE,
+) -> int:
+    """Show the best trial and its checkpoint."""
+    opened = _open(study, root)
+    leaders = opened.best(top or 1)
+    if not leaders:
+        raise TuneError(f"no trial of study {study!r} has a value yet", f"See how it stands: tune status {study}")
+    output.best(opened, leaders, form, as_list=top is not None)
+    return 0
+
+
+def _load(file: Path, overrides: list[str]) -> StudySpec:
+    from tuner.spec import load_spec
+
+    return load_spec(file, overrides)
+
+
+def _read(file: Path) -> str:
+    return file.read_bytes().decode("utf-8")
+
+
+def _open(study: str, root: Path) -> Study:
+    from tuner.study import Study
+
+    return Study.open(root, study)
+
+
+def _status_or_damage(root: Path, name: str) -> dict[str, Any]:
+    """One damaged study must not hide the others."""
+    try:
+        return _open(name, root).status() | {"study": name}
+    except TuneError as error:
+        output.error(error)
+        return dict.fromkeys(output.STATUS_KEYS) | {"study": name, "state": "damaged", "counts": {}}
+
+
+def _print_plan(spec: StudySpec) -> int:
+    from tuner.plan import make_plan
+
+    output.plan(make_plan(spec, None))
+    return 0
+
+
+@contextmanager
+def _progress(study_dir: Path, quiet: bool) -> Iterator[Observer]:
+    """The progress display; a search that is cut off still says how to go on."""
+    from tuner.live import progress
+
+    try:
+        with progress(quiet=quiet) as observer:
+            yield observer
+    except KeyboardInterrupt:
+        output.cut_off(study_dir)
+        raise
+
+
+def _finish(study: Study) -> int:
+    """Print the outcome; 130 interrupted, 1 when no trial completed, else 0."""
+    output.outcome(study)
+    state = study.status()
+    if state["state"] == "interrupted":
+        return INTERRUPTED
+    return 0 if state["counts"]["COMPLETE"] else 1
+
+
+def main() -> None:
+    """Entry point of `tune`, `tuner` and `python -m tuner`: the one place where errors become exit codes."""
+    try:
+        code = app(prog_name="tune", standalone_mode=False) or 0
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except Exception as error:
+        code = _report(error)
+    sys.exit(code)
+
+
+def _report(error: Exception) -> int:
+    """Say what went wrong on stderr, and return the exit code."""
+    if os.environ.get("TUNE_DEBUG"):
+        traceback.print_exception(error)
+    if isinstance(error, BrokenPipeError):
+        # The reader is gone (`| head`): the interpreter's own flush at exit must not complain about it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    if isinstance(error, TuneError):
+        output.error(error)
+        return error.exit_code
+    if isinstance(error, typer.TyperException):
+        context = getattr(error, "ctx", None)
+        output.usage_error(error.format_message(), context.command_path if context else "tune")
+        return error.exit_code
+    output.unexpected(error)
+    return 1

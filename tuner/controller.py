@@ -1,0 +1,284 @@
+"""The state of a running search: Tune asks it for trials and tells it what the slots heard.
+
+Optuna decides, Ray executes, MLflow shows; `StudyController` stands between them. It records everything in the study first and
+only then answers, so that whatever was decided is known after a kill. It knows no Ray, and its methods that Tune
+calls never raise: an error ends the study in an orderly way and is raised by whoever runs it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.channel import Assignment, Ended, Heard, Reported
+from tuner.checkpoints import Checkpoints
+from tuner.early_stopping import make_rule
+from tuner.errors import StudyAbortedError
+from tuner.observer import Observer
+from tuner.record import TrialRecord
+from tuner.sampling import Proposer
+from tuner.session import Session
+from tuner.study import Study
+from tuner.tracking import MlflowTracker
+
+# The same failure this often in a row means that the study, not a trial, is at fault.
+MAX_IDENTICAL_FAILURES = 3
+
+
+@dataclass
+class _Running:
+    number: int
+    reported_step: int
+
+
+class StudyController:
+    """Decides what each slot does next.
+
+    Args:
+        study: Open for writing.
+        num_slots: How many trials run at once.
+        tracker: MLflow.
+        observer: Hears of every event.
+        stop_slots: Called once when the running trials are to save and let go.
+
+    Attributes:
+        ended_by: Why no further trial is started: "interrupted", "max_hours", "target" or "failure"; None while it
+            goes on.
+        failure: The error that ended the study, to be raised by whoever runs it.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        num_slots: int,
+        tracker: MlflowTracker,
+        observer: Observer,
+        stop_slots: Callable[[], None],
+    ) -> None:
+        self.study = study
+        self.spec = study.spec
+        self.failure: BaseException | None = None
+        self.ended_by: str | None = None
+        self.session = Session(study, num_slots)
+        self._num_slots = num_slots
+        self._tracker = tracker
+        self._observer = observer
+        self._stop_slots = stop_slots
+        self._sign = 1.0 if self.spec.objective.mode == "min" else -1.0
+        self._rule = make_rule(self.spec)
+        self._proposer = Proposer(self.spec, study.sampler_attrs)
+        self._checkpoints = Checkpoints(study)
+        self._left: deque[int] = deque()
+        self._running: dict[str, _Running] = {}
+        self._default = study.default_trial
+        self._is_space_exhausted = False
+        self._last_failures: deque[str] = deque(maxlen=MAX_IDENTICAL_FAILURES)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Rebuild the rule from the record, and queue what was left running to go on before anything new."""
+        for record in self.study.trials():
+            self._rule.replay(record.number, {step: self._sign * value for step, value in record.reports.items()})
+            if record.state == "RUNNING":
+                self._left.append(record.number)
+
+    # -- asked by Tune ------------------------------------------------------------------------------------------
+
+    def next_assignment(self, tune_id: str) -> Assignment | None:
+        """The next trial for a free slot; None when no slot is free or nothing is left."""
+        try:
+            if self.ended_by is not None or len(self._running) >= self._num_slots:
+                return None
+            number = self._next_number()
+            return None if number is None else self._start(tune_id, number)
+        except BaseException as error:
+            return self._abort(error)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether no further trial will be started; while one runs it may yet have to be started again."""
+        return not self._running
+
+    def hear(self, tune_id: str, heard: Heard) -> bool:
+        """Take in what a slot heard; returns whether its trial goes on."""
+        try:
+            running = self._running[tune_id]
+            self._checkpoints.note_saved(running.number, heard.saved)
+            goes_on = all(self._take_report(running, report) for report in heard.reports)
+            if goes_on and heard.ended is not None:
+                goes_on = self._take_end(running, heard.ended)
+        except BaseException as error:
+            self._abort(error)
+            goes_on = False
+        if not goes_on:
+            self._running.pop(tune_id, None)
+        return goes_on
+
+    def lost(self, tune_id: str) -> None:
+        """A slot died with its trial: the trial goes on in another one, as often as failures are allowed."""
+        running = self._running.pop(tune_id, None)
+        if running is None or self.ended_by is not None:
+            return
+        try:
+            if self.study.trial(running.number).attempts > self.spec.failures.max_failures:
+                self._finish(running.number, "FAILED", "lost: its slot's process died")
+            else:
+                self._left.append(running.number)
+        except BaseException as error:
+            self._abort(error)
+
+    def tick(self) -> None:
+        """To be called often: watches the clock and tells the observer how busy the slots are."""
+        try:
+            if self.session.is_due():
+                self._observer.tick(self.session.training_share())
+                if self.session.is_over():
+                    self.stop("max_hours")
+        except BaseException as error:
+            self._abort(error)
+
+    def stop(self, reason: str) -> None:
+        """Start no further trial and have the running ones save and let go; the study stays resumable."""
+        if self.ended_by is None:
+            self.ended_by = reason
+            self._stop_slots()
+
+    def close(self) -> None:
+        """Settle the books once Tune has ended: what still runs in the record is resumable."""
+        for running in self._running.values():
+            self._track_interrupted(running.number)
+        self._checkpoints.close()
+        self.session.end(self.ended_by)
+
+    # -- trials -------------------------------------------------------------------------------------------------
+
+    def _next_number(self) -> int | None:
+        if self._left:
+            return self._left.popleft()
+        trials = self.study.frozen_trials()
+        if len(trials) >= self.spec.search.num_trials or self._is_space_exhausted:
+            return None
+        self._proposer.learn(trials)
+        proposal = self._proposer.propose(len(trials))
+        if proposal is None:
+            self._warn_exhausted(len(trials))
+            return None
+        number = self.study.add_trial(proposal)
+        if proposal.is_default:
+            self._default = number
+        return number
+
+    def _warn_exhausted(self, count: int) -> None:
+        self._is_space_exhausted = True
+        self._observer.warning(f"nothing new is left to try after {count} of {self.spec.search.num_trials} trials")
+
+    def _start(self, tune_id: str, number: int) -> Assignment:
+        record = self.study.trial(number)
+        resumed = record.started is not None and (record.step > 0 or record.attempts > 1)
+        self._running[tune_id] = _Running(number, record.step)
+        self.study.note(number, attempts=record.attempts + 1)
+        self._observer.trial_started(number, record.params, record.step if resumed else 0)
+        self._tracker.start_trial(number, record.params, {"attempts": str(record.attempts + 1)})
+        # A loop of the user's own may log to MLflow itself: into this trial's run, and no other.
+        environment = self._tracker.child_environment(number) if self.spec.is_custom else {}
+        return self._assignment(record, environment)
+
+    def _assignment(self, record: TrialRecord, environment: dict[str, str]) -> Assignment:
+        spec, number = self.spec, record.number
+        # The baseline is worth its full length: a gain over a stopped trial would say nothing.
+        steps = () if number == self._default else self._rule.decision_steps(number)
+        return Assignment(
+            number=number,
+            values=spec.train_values(record.params),
+            decision_steps=None if steps is None else tuple(steps),
+            reported_step=record.step,
+            checkpoint_dir=str(self._checkpoints.directory(number)),
+            checkpoint_every=spec.checkpoint.every or 1,
+            keep_last=spec.checkpoint.keep_last,
+            metric=spec.objective.metric,
+            mode=spec.objective.mode,
+            keep_best_report=spec.objective.scope == "best",
+            environment=environment,
+        )
+
+    def _take_report(self, running: _Running, report: Reported) -> bool:
+        number, step = running.number, report.step
+        if step <= running.reported_step:
+            return True
+        value = self._objective(report)
+        running.reported_step = step
+        self.session.add_busy(report.busy_s)
+        self.study.report(number, step, value)
+        self._observer.reported(number, report.metrics)
+        self._tracker.log_report(number, report.metrics, report.history)
+        if not math.isfinite(value):
+            self._rule.keeps(number, step, math.nan)
+            return self._finish(number, "FAILED", f"diverged at step {step}")
+        keeps = self._rule.keeps(number, step, self._sign * value) or number == self._default
+        if not keeps and not report.is_last:
+            return self._finish(number, "PRUNED", f"{self.spec.scheduler.type} stopped it at step {step}")
+        if step >= self.spec.max_t and not report.is_last:
+            return self._finish(number, "COMPLETE")
+        return True
+
+    def _objective(self, report: Reported) -> float:
+        metric = self.spec.objective.metric
+        if metric not in report.metrics:
+            found = ", ".join(sorted(report.metrics)) or "nothing"
+            raise StudyAbortedError(
+                f"objective.metric: the trainable does not report {metric!r}; it reports {found}",
+                "Set objective.metric to one of these and start the study under another name.",
+            )
+        return float(report.metrics[metric])
+
+    def _take_end(self, running: _Running, ended: Ended) -> bool:
+        number = running.number
+        if ended.outcome == "stopped":
+            self._track_interrupted(number)
+            return False
+        if ended.outcome == "completed" and running.reported_step > 0:
+            return self._finish(number, "COMPLETE")
+        reason = ended.reason or "it ended without a report"
+        if ended.detail:
+            self.study.write_log(number, ended.detail)
+        self._finish(number, "FAILED", reason)
+        if ended.outcome == "failed":
+            self._stop_when_all_alike(number, reason)
+        return False
+
+    def _finish(self, number: int, state: str, reason: str | None = None) -> bool:
+        """End a trial; always False, since it does not go on."""
+        self._checkpoints.settle(number, state)
+        record = self.study.finish(number, state, reason)
+        self._checkpoints.keep_best()
+        if state != "FAILED":
+            self._last_failures.clear()
+        self._observer.trial_ended(record)
+        self._tracker.end_trial(number, state, reason, record.value, record.checkpoint)
+        self.session.note_progress()
+        if state == "COMPLETE" and self._reaches_target(record.value):
+            self.stop("target")
+        return False
+
+    def _reaches_target(self, value: float | None) -> bool:
+        target = self.spec.search.target
+        return target is not None and value is not None and self._sign * value <= self._sign * target
+
+    def _stop_when_all_alike(self, number: int, reason: str) -> None:
+        self._last_failures.append(reason)
+        if self._last_failures.count(reason) == MAX_IDENTICAL_FAILURES:
+            raise StudyAbortedError(
+                f"{MAX_IDENTICAL_FAILURES} trials in a row failed alike: {reason}",
+                f"The traceback is in {self.study.log_path(number)}. Mend the cause, then: tune resume {self.spec.study}",
+            )
+
+    def _track_interrupted(self, number: int) -> None:
+        record = self.study.trial(number)
+        self._tracker.end_trial(number, "RUNNING", "interrupted", record.value, record.checkpoint)
+
+    def _abort(self, error: BaseException) -> None:
+        self.failure = self.failure or error
+        self.stop("failure")

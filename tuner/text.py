@@ -1,0 +1,72 @@
+"""How numbers, durations and parameters read in tables and progress lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+MISSING = "-"
+
+
+def number(value: float | None) -> str:
+    """Four significant digits of a hyperparameter: 0.052, 3.142e-05, 12; `-` for None."""
+    if value is None:
+        return MISSING
+    return str(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+def measured(value: float | None) -> str:
+    """A metric with four decimals, so that a column of them lines up; scientific where that would hide it."""
+    if value is None:
+        return MISSING
+    return f"{value:.4f}" if value == 0 or 1e-2 <= abs(value) < 1e5 else f"{value:.4e}"
+
+
+def duration(seconds: float | None) -> str:
+    """The two largest units: 42 s, 3 min 12 s, 2 h 5 min, 3 d 4 h."""
+    if seconds is None or not math.isfinite(seconds):
+        return MISSING
+    minutes, rest_s = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest_s, "s")]
+    while len(parts) > 1 and parts[0][0] == 0:
+        del parts[0]
+    return " ".join(f"{count} {unit}" for i, (count, unit) in enumerate(parts[:2]) if count or i == 0)
+
+
+def percent(share: float | None, decimals: int = 0) -> str:
+    """0.873 as 87 %."""
+    return MISSING if share is None else f"{100 * share:.{decimals}f} %"
+
+
+def shorten(text: str, width: int) -> str:
+    """Cut in the middle, since names of models and files differ at both ends."""
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def parameter(value: Any, width: int = 32) -> str:
+    """A parameter's value in a table; the whole of it is in the JSON and CSV forms."""
+    if isinstance(value, float):
+        return number(value)
+    text = value if isinstance(value, str) else repr(value)
+    return shorten(" ".join(text.split()), width)
+
+
+def parameters(params: Mapping[str, Any]) -> str:
+    """All parameters on one line: learning_rate=3.1e-05 optimizer=adamw."""
+    return " ".join(f"{name}={parameter(value)}" for name, value in params.items())
+
+
+def plural(count: int, noun: str) -> str:
+    """1 trial, 2 trials."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def counts(states: Mapping[str, int]) -> str:
+    """12 COMPLETE, 50 PRUNED: the states that occur."""
+    return ", ".join(f"{count} {state}" for state, count in states.items() if count) or "no trials"

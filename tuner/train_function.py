@@ -1,0 +1,145 @@
+"""Anyone's plain Ray Train function as a trial: it keeps calling `ray.train.report`, and the study listens.
+
+The function runs unchanged in a TorchTrainer of its own. Its reports go straight to the slot instead of through the
+controller's polling, its checkpoints into the trial's folder, and a verdict to stop unwinds it from `report`, so that
+its workers end by themselves and free what they hold.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import shutil
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import ray
+import ray.train
+from ray.train import Checkpoint
+from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUtils, set_train_fn_utils
+
+from trainables.checkpoint_dir import PARTIAL_SUFFIX, clean, keep_last, newest_complete, step_dir, step_of, write_manifest
+from tuner.channel import Assignment, Ended, Hello, Reported, Saved, Start, Stop, connect, one_line
+
+
+class StopTrial(BaseException):
+    """Unwinds a train function whose trial is over; not an Exception, so that the function does not swallow it."""
+
+
+def serve(service: dict[str, Any]) -> None:
+    """The `train_loop_per_worker` of a trainer that runs one trial of a plain train function."""
+    rank = ray.train.get_context().get_world_rank()
+    line = connect(service["address"]) if rank == 0 else None
+    if line is not None:
+        line.send(Hello(ray.get_runtime_context().current_actor))
+    command = ray.train.collective.broadcast_from_rank_zero(line.recv() if line is not None else None)
+    if isinstance(command, Start):
+        ended = _run(service["trainable"], command.assignment, line)
+        if line is not None:
+            line.send(ended)
+
+
+def _run(trainable: str, assignment: Assignment, line: Connection[Any, Any] | None) -> Ended:
+    os.environ.update(assignment.environment)
+    reporting = _Reporting(assignment, line)
+    set_train_fn_utils(reporting)
+    try:
+        call(load_function(trainable), assignment.values)
+        return Ended(assignment.number, "completed")
+    except StopTrial:
+        return Ended(assignment.number, "stopped")
+    except Exception as error:
+        if ray.train.get_context().get_world_size() > 1:
+            # The other ranks may wait for this one: only the end of the whole group releases them.
+            raise
+        return Ended(assignment.number, "failed", one_line(error), traceback.format_exc())
+
+
+class _Reporting(DistributedTrainFnUtils):
+    """What `ray.train.report` and `ray.train.get_checkpoint` do while a trial runs."""
+
+    def __init__(self, assignment: Assignment, line: Connection[Any, Any] | None) -> None:
+        self._assignment = assignment
+        self._line = line
+        self._root = Path(assignment.checkpoint_dir)
+        if line is not None:
+            clean(self._root)
+        self.barrier()
+        newest = newest_complete(self._root)
+        self._checkpoint = None if newest is None else Checkpoint(newest)
+        self._last_step = assignment.reported_step if newest is None else step_of(newest)
+
+    def get_checkpoint(self) -> Checkpoint | None:
+        """The newest complete checkpoint of this trial."""
+        return self._checkpoint
+
+    def report(self, metrics: dict[str, Any], checkpoint: Checkpoint | None = None, *_: Any, **__: Any) -> None:
+        """Keep the checkpoint, tell the slot, and unwind when the trial is over."""
+        step = metrics.get("step")
+        if checkpoint is not None and isinstance(step, int):
+            self._keep(checkpoint, step, metrics)
+        command = None
+        if self._line is not None:
+            number = self._assignment.number
+            self._line.send(Reported(number, step if isinstance(step, int) else 0, dict(metrics), (), 0.0, waits=True))
+            command = self._line.recv()
+        if isinstance(self.broadcast_from_rank_zero(command), Stop):
+            raise StopTrial
+
+    def _keep(self, checkpoint: Checkpoint, step: int, metrics: dict[str, Any]) -> None:
+        path = step_dir(self._root, step)
+        partial = path.with_name(path.name + PARTIAL_SUFFIX)
+        # Each rank brings its own files; together they are the checkpoint.
+        with checkpoint.as_directory() as folder:
+            shutil.copytree(folder, partial, dirs_exist_ok=True)
+        self.barrier()
+        if self._line is not None:
+            write_manifest(partial, step, metrics)
+            shutil.rmtree(path, ignore_errors=True)
+            partial.rename(path)
+            keep_last(self._root, self._assignment.keep_last)
+            self._line.send(Saved(self._assignment.number, step, str(path)))
+        self.barrier()
+        self._checkpoint = Checkpoint(path)
+
+
+def load_function(place: str) -> Callable[..., Any]:
+    """The function at `path/to/file.py:name` or `package.module:name`.
+
+    Raises:
+        ValueError: There is no such module or function.
+    """
+    where, _, name = place.rpartition(":")
+    module = _module_from_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ValueError(f"trainable: {where} has no function {name!r}")
+    return function  # type: ignore[no-any-return]
+
+
+def call(function: Callable[..., Any], config: dict[str, Any]) -> None:
+    """Call a train function with its config, or without when it takes none, as Ray Train does."""
+    if inspect.signature(function).parameters:
+        function(config)
+    else:
+        function()
+
+
+def _module_from_file(path: Path) -> ModuleType:
+    # What lies beside the file can be imported, as when Python runs it.
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.exists():
+        raise ValueError(f"trainable: there is no file {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+

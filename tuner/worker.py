@@ -1,0 +1,203 @@
+"""What runs in each Ray Train worker of a slot: serve one trial after another for as long as the slot lives.
+
+The process, its process group, its device context, the tokenised data and the pristine weights outlive a trial; a
+trial begins when rank 0 hears `Start` and ends when its loop is closed. Every rank hears what rank 0 hears.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch.distributed as dist
+from trainables.checkpoint import save_checkpoint
+from trainables.finetune import Report, Warm, Worker, finetune
+
+from trainables.checkpoint_dir import clean, keep_last, newest_complete, read_manifest, step_dir
+from trainables.config import TrainConfig
+from trainables.errors import Diverged
+from tuner.channel import Address, Assignment, Ended, Go, Hello, Quit, Reported, Saved, Start, Stop, connect, one_line
+
+Loop = Callable[..., Iterator[Report]]
+LOOPS: dict[str, Loop] = {"ddp": finetune}
+
+# A slot may wait long for its next trial; the other ranks wait in a broadcast meanwhile.
+IDLE = dt.timedelta(days=365)
+
+
+@dataclass(frozen=True)
+class Service:
+    """What `serve` needs to know, the same for every trial of the slot."""
+
+    address: Address
+    trainable: str
+    cache_dir: str
+
+
+class Line:
+    """A worker's end of the channel: rank 0 talks to the slot and passes on what it hears."""
+
+    def __init__(self, address: Address, worker: Worker) -> None:
+        self._connection: Connection[Any, Any] | None = connect(address) if worker.rank == 0 else None
+        # Commands are small Python objects: they travel by gloo also where tensors travel by NCCL.
+        self._group = dist.new_group(backend="gloo", timeout=IDLE) if worker.world_size > 1 else None
+
+    def send(self, message: Any) -> None:
+        """Tell the slot; only rank 0 does."""
+        if self._connection is not None:
+            self._connection.send(message)
+
+    def receive(self) -> Any:
+        """Wait for the slot's next command."""
+        return self._share(self._connection.recv() if self._connection is not None else None)
+
+    def poll(self) -> Any | None:
+        """A command that has come unasked, else None."""
+        command = None
+        if self._connection is not None and self._connection.poll(0):
+            command = self._connection.recv()
+        return self._share(command)
+
+    def _share(self, command: Any) -> Any:
+        if self._group is None:
+            return command
+        box = [command]
+        dist.broadcast_object_list(box, src=0, group=self._group)
+        return box[0]
+
+
+def serve(service: dict[str, Any]) -> None:
+    """The `train_loop_per_worker` of a slot's TorchTrainer; returns when the slot says `Quit`."""
+    known = Service(**service)
+    worker = this_worker()
+    line = Line(known.address, worker)
+    line.send(Hello(ray.get_runtime_context().current_actor))
+    warm = Warm()
+    while not isinstance(command := line.receive(), Quit):
+        if isinstance(command, Start):
+            line.send(run_trial(command.assignment, known, worker, line, warm))
+
+
+def this_worker() -> Worker:
+    """Rank, world size and device as Ray Train set them up."""
+    from ray import train
+    from ray.train.torch import get_device
+
+    context = train.get_context()
+    return Worker(
+        rank=context.get_world_rank(),
+        world_size=context.get_world_size(),
+        device=get_device(),
+        local_rank=context.get_local_rank(),
+    )
+
+
+def run_trial(assignment: Assignment, service: Service, worker: Worker, line: Line, warm: Warm) -> Ended:
+    """Run one trial until it completes, is stopped, or fails."""
+    try:
+        os.environ.update(assignment.environment)
+        completed = _Trial(assignment, service, worker, line).run(warm)
+        return Ended(assignment.number, "completed" if completed else "stopped")
+    except Diverged as error:
+        return Ended(assignment.number, "diverged", str(error))
+    except Exception as error:
+        if worker.world_size > 1:
+            # The other ranks may be waiting in a collective this one never reached: only a new group helps.
+            raise
+        return Ended(assignment.number, "failed", one_line(error), traceback.format_exc())
+
+
+class _Trial:
+    """One trial in one worker: hands reports to the slot, obeys its commands, keeps checkpoints."""
+
+    def __init__(self, assignment: Assignment, service: Service, worker: Worker, line: Line) -> None:
+        self._assignment = assignment
+        self._service = service
+        self._worker = worker
+        self._line = line
+        self._root = Path(assignment.checkpoint_dir)
+        self._best: float | None = None
+        self._best_checkpoint: Path | None = None
+
+    def run(self, warm: Warm) -> bool:
+        """Returns whether the loop reached its last step."""
+        resume_from = self._resume_point()
+        loop = LOOPS[self._service.trainable](
+            TrainConfig.model_validate(self._assignment.values),
+            self._worker,
+            cache_dir=Path(self._service.cache_dir),
+            resume_from=resume_from,
+            warm=warm,
+        )
+        with closing(loop):  # type: ignore[type-var]
+            for report in loop:
+                command = self._deliver(report)
+                if isinstance(command, Stop):
+                    if command.save:
+                        self._save(report)
+                    return False
+                if self._is_due(report):
+                    self._save(report)
+        return True
+
+    def _resume_point(self) -> Path | None:
+        if self._worker.rank == 0:
+            clean(self._root)
+        if self._worker.world_size > 1:
+            dist.barrier()
+        newest = newest_complete(self._root)
+        if newest is not None and self._worker.rank == 0:
+            self._catch_up(newest)
+        return newest
+
+    def _catch_up(self, checkpoint: Path) -> None:
+        # A kill can fall between a checkpoint and the recording of its report: the checkpoint carries it.
+        kept = read_manifest(checkpoint)
+        if kept is not None and kept["step"] > self._assignment.reported_step:
+            number = self._assignment.number
+            self._line.send(Reported(number, kept["step"], kept["metrics"], (), 0.0, waits=False))
+            self._line.send(Saved(number, kept["step"], str(checkpoint)))
+
+    def _deliver(self, report: Report) -> Go | Stop | None:
+        number, steps = self._assignment.number, self._assignment.decision_steps
+        if report.step <= self._assignment.reported_step:
+            return self._line.poll()  # type: ignore[no-any-return]
+        waits = not report.is_last and (steps is None or report.step in steps)
+        busy_s = report.train_s + report.eval_s
+        self._line.send(
+            Reported(number, report.step, report.metrics, report.history, busy_s, waits, is_last=report.is_last)
+        )
+        return self._line.receive() if waits else self._line.poll()  # type: ignore[no-any-return]
+
+    def _is_due(self, report: Report) -> bool:
+        if self._improves(report):
+            return True
+        return report.is_last or report.step % self._assignment.checkpoint_every == 0
+
+    def _improves(self, report: Report) -> bool:
+        value = report.metrics.get(self._assignment.metric, math.nan)
+        if not self._assignment.keep_best_report or not math.isfinite(value):
+            return False
+        sign = 1.0 if self._assignment.mode == "min" else -1.0
+        if self._best is not None and sign * value >= sign * self._best:
+            return False
+        self._best = value
+        self._best_checkpoint = step_dir(self._root, report.step)
+        return True
+
+    def _save(self, report: Report) -> None:
+        path = step_dir(self._root, report.step)
+        save_checkpoint(report.state, path, self._worker)
+        if self._worker.rank == 0:
+            protected = (self._best_checkpoint,) if self._best_checkpoint else ()
+            keep_last(self._root, self._assignment.keep_last, protected=protected)
+        self._line.send(Saved(self._assignment.number, report.step, str(path)))
