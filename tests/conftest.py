@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,3 +109,12 @@ def demo_study(tmp_path: Path, demo_file: Path) -> Study:
     study.note_study("session:0", session)
     study.close()
     return study
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """One local Ray for all tests that need one; `run` and `resume` join it."""
+    from tuner import cluster
+
+    with cluster.connected():
+        yield

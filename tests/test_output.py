@@ -269,7 +269,7 @@ def test_time_left_follows_the_rate_of_this_session(demo_study: Study) -> None:
     clock = Clock()
     board = Board(demo_study, 8, clock)
     assert board.eta_s is None
-    board.start(4)
+    board.start(4, 0)
     clock.now_s += 30
     board.end(record(4))
     assert board.eta_s == pytest.approx(30 * 3)
@@ -293,6 +293,9 @@ def test_the_live_table_shows_running_trials_and_leaves_the_screen(demo_study: S
         display.trial_started(4, {}, 0)
         clock.now_s += 5
         display.reported(4, {"step": 3, "eval_loss": 6.25, "learning_rate": 1e-3})
+        before = len(stream.getvalue())
+        display.trial_ended(record(4, 6.25, "PRUNED", step=3))
+        assert "3/27" not in stream.getvalue()[before:], "an ended trial leaves the table with the line that says so"
     shown = stream.getvalue()
     assert "3/27" in shown
     assert "6.2500" in shown

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import json
 import math
 import multiprocessing
@@ -12,12 +14,12 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import mlflow
@@ -26,9 +28,10 @@ from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 from mlflow.tracking._tracking_service.utils import _artifact_repos_cache
 
-import tuner.tracking
+import tuner.tracking_sender
 from tuner.errors import TrackingError
 from tuner.record import TrialRecord
+from tuner.spec import StudySpec, load_spec
 from tuner.tracking import PENDING, MlflowTracker
 
 pytestmark = pytest.mark.timeout(60)
@@ -41,19 +44,40 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-    monkeypatch.setattr(tuner.tracking, "FLUSH_S", 0.02)
-    monkeypatch.setattr(tuner.tracking, "RETRY_S", 0.05)
+    monkeypatch.setattr(tuner.tracking_sender, "FLUSH_S", 0.02)
+    monkeypatch.setattr(tuner.tracking_sender, "MAX_FLUSH_S", 0.02)
+    monkeypatch.setattr(tuner.tracking_sender, "RETRY_S", 0.05)
 
 
-def make_spec(uri: str | None = None, experiment: str | None = None, enabled: bool = True, study: str = "lr") -> Any:
-    return SimpleNamespace(
-        study=study,
-        objective=SimpleNamespace(metric="eval_loss", mode="min"),
-        search=SimpleNamespace(seed=7),
-        mlflow=SimpleNamespace(enabled=enabled, tracking_uri=uri, experiment=experiment),
-        is_custom=True,
-        train_values=lambda params: {"max_steps": 27} | params,
-    )
+STUDY = """
+study: lr
+trainable: {trainable}
+train: {{max_steps: 27, eval_every: 3, model: org/tiny, dataset: {{path: org/text, eval_split: test}}}}
+search_space:
+  learning_rate: {{type: float, low: 1e-6, high: 1e-3, log: true}}
+search: {{num_trials: 4, seed: 7}}
+scheduler: {{grace_period: 3, max_t: 27}}
+"""
+
+
+@functools.cache
+def loaded(trainable: str) -> StudySpec:
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(STUDY.format(trainable=trainable))
+        file.flush()
+        return load_spec(Path(file.name))
+
+
+def make_spec(
+    uri: str | None = None,
+    experiment: str | None = None,
+    enabled: bool = True,
+    study: str = "lr",
+    trainable: str = "a:b",
+) -> StudySpec:
+    spec = loaded(trainable)
+    where = spec.mlflow.model_copy(update={"enabled": enabled, "tracking_uri": uri, "experiment": experiment})
+    return spec.model_copy(update={"study": study, "mlflow": where})
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -68,7 +92,7 @@ class Session:
 
     empty_store: Path
 
-    def __init__(self, root: Path, spec: Any = None, *, is_store_new: bool = False) -> None:
+    def __init__(self, root: Path, spec: StudySpec | None = None, *, is_store_new: bool = False) -> None:
         self.spec = spec or make_spec()
         self.dir = root / self.spec.study
         self.dir.mkdir(parents=True, exist_ok=True)
@@ -172,7 +196,18 @@ def test_a_trials_run_has_its_parameters_points_tags_and_whole_configuration(tmp
     assert run.data.metrics["train_loss"] == 0.5
     assert run.data.metrics["objective"] == pytest.approx(1 / 3)
     text = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/config.json")
-    assert json.loads(text) == {"max_steps": 27, "learning_rate": 1e-4}
+    assert json.loads(text) == session.spec.train | {"learning_rate": 1e-4}
+
+
+def test_the_configuration_of_a_built_in_trainable_has_every_default_written_out(tmp_path: Path) -> None:
+    session = Session(tmp_path, make_spec(trainable="ddp"))
+    session.tracker.start_study({})
+    run_trial(session, 0)
+    assert session.tracker.close(20)
+    config = json.loads(mlflow.artifacts.load_text(f"{session.trial(0).info.artifact_uri}/config.json"))
+    assert {"learning_rate": 1e-4, "max_steps": 27}.items() <= config.items()
+    assert {"weight_decay", "batch_size", "seed"} <= config.keys()
+    assert session.warnings == []
 
 
 @pytest.mark.parametrize(
@@ -185,7 +220,7 @@ def test_states_map_to_mlflows(tmp_path: Path, state: str, status: str) -> None:
     session.tracker.end_trial(0, state, "because")
     assert session.tracker.close(20)
     assert session.trial(0).info.status == status
-    assert session.trial(0).data.tags["reason"] == "because"
+    assert session.trial(0).data.tags.get("reason") == (None if state == "RUNNING" else "because")
 
 
 # -- resuming --------------------------------------------------------------------------------------------------------
@@ -263,8 +298,10 @@ def test_an_ended_trial_that_the_store_knows_as_running_or_not_at_all_is_settled
     first = Session(tmp_path)
     first.tracker.start_study({})
     first.tracker.start_trial(0, {"learning_rate": 1.0}, {})
+    first.tracker.start_trial(5, {}, {})
     assert first.tracker.close(20)
-    first.client.update_run(first.run_ids[0], status="RUNNING")
+    for number in (0, 5):
+        first.client.update_run(first.run_ids[number], status="RUNNING")
 
     def record(number: int, state: str) -> TrialRecord:
         ended = "2026-01-02T03:04:05+00:00"
@@ -277,7 +314,8 @@ def test_an_ended_trial_that_the_store_knows_as_running_or_not_at_all_is_settled
     assert again.tracker.close(20)
     assert [again.trial(number).info.status for number in (0, 1)] == ["FINISHED", "KILLED"]
     assert again.steps(1, "eval_loss") == [3, 6]
-    assert len(again.runs()) == 3
+    assert again.trial(5).info.status == "KILLED"
+    assert len(again.runs()) == 4
 
 
 def test_a_damaged_identity_or_pending_file_finds_the_same_runs(tmp_path: Path) -> None:
@@ -500,6 +538,17 @@ def test_a_file_store_is_refused_and_the_migration_named(tmp_path: Path, uri: st
         Session(tmp_path, make_spec(uri)).tracker.check()
 
 
+def test_a_file_store_that_mlflow_was_told_to_allow_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    session = Session(tmp_path, make_spec(f"file://{tmp_path}/mlruns"))
+    session.tracker.check()
+    session.tracker.start_study({})
+    run_trial(session, 0)
+    assert session.tracker.close(20)
+    assert session.steps(0, "train_loss") == list(range(1, 7))
+    assert session.warnings == []
+
+
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
@@ -606,6 +655,55 @@ def test_a_silent_server_holds_up_nothing_and_the_points_are_kept(
     assert [event["op"] for event in kept] == ["study", "trial", "report", "report", "end", "study_end"]
 
 
+def test_no_trial_waits_for_a_store_that_is_known_to_be_down(tmp_path: Path) -> None:
+    session = Session(tmp_path, make_spec("http://127.0.0.1:9"))
+    session.tracker.start_study({})
+    session.tracker.start_trial(0, {}, {})
+    assert session.tracker.child_environment(0, timeout_s=40) == {}
+    begin = time.monotonic()
+    assert session.tracker.child_environment(0, timeout_s=40) == {}
+    assert time.monotonic() - begin < 1
+    session.tracker.close(1)
+
+
+def test_a_store_that_lags_behind_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner.tracking_sender, "SLOW_S", 0.0)
+    session = Session(tmp_path)
+    session.tracker.start_study({})
+    session.tracker.start_trial(0, {}, {})
+    for last in (3, 6, 9):
+        report(session, 0, last - 2, last)
+        assert session.tracker.child_environment(0)
+    assert session.tracker.close(20)
+    assert ["is slow" in text for text in session.warnings] == [True]
+
+
+@pytest.mark.parametrize(
+    ("status", "refusal"), [(401, "refuses these credentials"), (404, "is not an MLflow server"), (500, None)]
+)
+def test_a_server_that_refuses_is_an_error_and_one_in_trouble_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, refusal: str | None
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(status)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as listener:
+        threading.Thread(target=listener.handle_request, daemon=True).start()
+        session = Session(tmp_path, make_spec(f"http://127.0.0.1:{listener.server_port}"))
+        if refusal:
+            with pytest.raises(TrackingError, match=refusal):
+                session.tracker.check()
+        else:
+            session.tracker.check()
+            assert "HTTP 500" in session.warnings[0]
+
+
 def test_what_a_dead_server_missed_arrives_at_the_next_opening_once(tmp_path: Path) -> None:
     down = Session(tmp_path, make_spec("http://127.0.0.1:9"))
     down.tracker.start_study({})
@@ -633,7 +731,7 @@ def server(tmp_path: Path) -> Iterator[str]:
     quiet = subprocess.DEVNULL
     process = subprocess.Popen(command, stdout=quiet, stderr=quiet, start_new_session=True)
     uri = f"http://127.0.0.1:{port}"
-    wait_for(lambda: _answers(uri), 50)
+    wait_for(lambda: _answers(uri), 120)
     yield uri
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -648,8 +746,11 @@ def _answers(uri: str) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(150)
 def test_a_server_keeps_runs_points_and_artifacts(tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    # A server that has just started answers its first calls slowly.
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+    monkeypatch.setattr("tuner.tracking_target.SERVER_TIMEOUT_S", 30.0)
     session = Session(tmp_path, make_spec(server))
     session.tracker.check()
     session.tracker.start_study({})

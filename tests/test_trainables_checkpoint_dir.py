@@ -42,7 +42,9 @@ def test_the_manifest_names_every_file_and_the_metrics(tmp_path: Path) -> None:
     assert manifest == {"step": 3, "metrics": {"eval_loss": 1.5}, "files": {".metadata": 5, "__0_0.distcp": 7}}
 
 
-@pytest.mark.parametrize("damage", ["missing shard", "truncated shard", "no manifest", "torn manifest", "empty manifest"])
+@pytest.mark.parametrize(
+    "damage", ["missing shard", "truncated shard", "no manifest", "torn manifest", "empty manifest"]
+)
 def test_a_damaged_checkpoint_is_not_complete_and_the_one_before_is_used(tmp_path: Path, damage: str) -> None:
     older, newer = make_checkpoint(tmp_path, 9), make_checkpoint(tmp_path, 10)
     assert newest_complete(tmp_path) == newer

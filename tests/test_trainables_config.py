@@ -15,9 +15,9 @@ MINIMAL: dict[str, Any] = {"model": "org/model", "dataset": {"path": "org/data"}
 
 
 def test_importing_the_package_does_not_import_torch() -> None:
-    code = "import sys, trainables.config, trainables.checkpoint_dir; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    code = "import sys, trainables.config, trainables.checkpoint_dir; print(*({'torch', 'numpy'} & {*sys.modules}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
-    assert done.stdout.split() == ["False", "False"]
+    assert done.stdout.split() == []
 
 
 def test_every_field_has_a_description() -> None:
@@ -50,7 +50,6 @@ def test_json_round_trip() -> None:
         ("model", {"hidden_size": 64}, "needs model_type"),
         ("model", "", "at least 1 character"),
         ("packing", True, "not available yet"),
-        ("gradient_checkpointing", "selective", "not available yet"),
         ("lora", {"rank": 8}, "not available yet"),
         ("dataset.limt", 5, "Extra inputs are not permitted"),
         ("learning_rat", 1e-5, "Extra inputs are not permitted"),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.tiny import tiny_config, write_texts
+from tests.tiny import processes, tiny_config, write_texts
 from trainables.config import DatasetConfig
 from trainables.data import HELD_OUT_MAX, TokenStore, encode, held_out_rows, prepare
 from trainables.render import PROMPT, PROMPT_WITH_INPUT, detect_format, render
@@ -45,7 +44,12 @@ def test_one_token_a_byte() -> None:
     text = "naïve 😀\n\ttab"
     assert tokenizer(text)["input_ids"] == list(text.encode())
     assert tokenizer.decode(list(text.encode())) == text
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, len(tokenizer)) == (256, 257, 258, 259)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, len(tokenizer)) == (
+        256,
+        257,
+        258,
+        259,
+    )
 
 
 def test_local_files_of_every_kind_give_the_same_rows(tmp_path: Path) -> None:
@@ -257,7 +261,9 @@ def test_an_interrupted_preparation_is_made_anew(tmp_path: Path) -> None:
     [folder] = [path for path in (tmp_path / "cache/prepared").iterdir() if path.is_dir()]
     folder.rename(folder.with_name(folder.name + ".partial"))
     (folder.with_name(folder.name + ".partial") / "tokens.bin").write_bytes(b"torn")
-    config = tiny_config(tmp_path / "rows.jsonl", dataset={"path": str(tmp_path / "rows.jsonl"), "eval_split": "train[:1]"})
+    config = tiny_config(
+        tmp_path / "rows.jsonl", dataset={"path": str(tmp_path / "rows.jsonl"), "eval_split": "train[:1]"}
+    )
     assert text_of(prepare(config, "train", tmp_path / "cache", byte_level_tokenizer).example(0)[0]) == "a b"
 
 
@@ -284,12 +290,12 @@ def _prepare_and_note(folder: Path, number: int, barrier: Any) -> None:
 @pytest.mark.timeout(90)
 def test_four_processes_on_an_empty_cache_tokenise_once(tmp_path: Path) -> None:
     write_texts(tmp_path / "texts.jsonl", num=2000)
-    context = multiprocessing.get_context("spawn")
+    context = processes()
     barrier = context.Barrier(4)
-    processes = [context.Process(target=_prepare_and_note, args=(tmp_path, number, barrier)) for number in range(4)]
-    for process in processes:
+    started = [context.Process(target=_prepare_and_note, args=(tmp_path, number, barrier)) for number in range(4)]
+    for process in started:
         process.start()
-    for process in processes:
+    for process in started:
         process.join(80)
     assert len(list(tmp_path.glob("done_*"))) == 4
     assert len(list(tmp_path.glob("tokenised_by_*"))) == 1

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import multiprocessing.context
 import random
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
+from torch.multiprocessing.spawn import start_processes
 
 from trainables.config import TrainConfig
 from trainables.finetune import Report, Warm, Worker, finetune
@@ -57,6 +61,12 @@ def train(config: TrainConfig, cache_dir: Path, warm: Warm | None = None, worker
     return list(finetune(config, worker, cache_dir=cache_dir, warm=warm))
 
 
+def processes() -> multiprocessing.context.ForkServerContext:
+    """Starts new processes from one that has imported the libraries and done nothing else: importing takes seconds."""
+    multiprocessing.set_forkserver_preload(["trainables.finetune", "transformers.models.qwen2.modeling_qwen2"])
+    return multiprocessing.get_context("forkserver")
+
+
 def run_ranks(function: Callable[[Worker, Path], Any], world_size: int, folder: Path) -> list[Any]:
     """Runs a module-level function on real gloo ranks, each a process of its own.
 
@@ -65,7 +75,10 @@ def run_ranks(function: Callable[[Worker, Path], Any], world_size: int, folder: 
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"rendezvous_{world_size}").unlink(missing_ok=True)
-    torch.multiprocessing.spawn(_run_rank, args=(function, world_size, folder), nprocs=world_size)
+    processes()
+    start_processes(  # type: ignore[no-untyped-call]
+        _run_rank, args=(function, world_size, folder), nprocs=world_size, start_method="forkserver"
+    )
     return [torch.load(folder / f"result_{world_size}_{rank}.pt", weights_only=False) for rank in range(world_size)]
 
 
@@ -92,3 +105,14 @@ def without_speed(reports: list[Report]) -> list[tuple[dict[str, float], tuple[d
         ({name: value for name, value in report.metrics.items() if name != "tokens_per_s"}, report.history)
         for report in reports
     ]
+
+
+@contextmanager
+def limited_file_size(num_bytes: int | None) -> Iterator[None]:
+    """A file that grows beyond this fails as on a full disk; None: no limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft if num_bytes is None else num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
@@ -60,7 +61,7 @@ def save_checkpoint(state: TrainState, path: Path, worker: Worker) -> None:
         _on_rank_zero(lambda: _make_empty(partial), worker)
         _write(state, partial, worker)
         _on_rank_zero(lambda: _commit(state, partial, path), worker)
-    except Exception as error:
+    except (Exception, CheckpointException) as error:  # torch derives the latter from BaseException
         if worker.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(f"{path}: cannot be written: {_cause(error)}") from error
@@ -102,7 +103,7 @@ def load_checkpoint(state: TrainState, path: Path, worker: Worker) -> None:
         raise CheckpointError(f"{path}: not a complete checkpoint")
     try:
         _read(state, path, worker)
-    except Exception as error:
+    except (Exception, CheckpointException) as error:  # torch derives the latter from BaseException
         raise CheckpointError(f"{path}: cannot be read: {_cause(error)}") from error
 
 
@@ -169,7 +170,7 @@ def _make_empty(folder: Path) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    # dcp's own exception lists every rank's traceback; a user needs the first line of the reason.
+    # torch lists every rank and its traceback; a user needs the first line of one reason.
     failures = getattr(error, "failures", None)
     reason = next(iter(failures.values()))[0] if failures else error
     return f"{reason}".strip().splitlines()[0] if f"{reason}".strip() else type(reason).__name__

@@ -119,20 +119,20 @@ def _open_store(folder: Path) -> TokenStore:
 
 
 def _write_store(config: TrainConfig, role: Role, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    rows = _select_rows(config, role)
+    rows, chosen = _select_rows(config, role)
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     lengths: list[int] = []
     num_targets: list[int] = []
     with (partial / "tokens.bin").open("wb") as tokens_file, (partial / "counts.bin").open("wb") as counts_file:
-        for tokens, counts in _tokenise(rows, config, tokenizer):
+        for tokens, counts in _tokenise(rows, chosen, config, tokenizer):
             if counts[1:].any():
                 tokens_file.write(tokens.tobytes())
                 counts_file.write(counts.tobytes())
                 lengths.append(len(tokens))
                 num_targets.append(int(counts[1:].sum()))
-    _check_kept(len(lengths), len(rows), config, role)
+    _check_kept(len(lengths), len(chosen), config, role)
     np.save(partial / "starts.npy", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
     np.save(partial / "num_targets.npy", np.array(num_targets, dtype=np.int64))
     partial.rename(folder)
@@ -155,20 +155,18 @@ def _check_kept(num_kept: int, num_rows: int, config: TrainConfig, role: Role) -
         )
 
 
-def _select_rows(config: TrainConfig, role: Role) -> Sequence[Row]:
+def _select_rows(config: TrainConfig, role: Role) -> tuple[Sequence[Row], NDArray[np.int64]]:
+    # Rows of the hub stay on disk: only their numbers are chosen here.
     dataset = config.dataset
     if role == "eval" and dataset.eval_split is not None:
-        return load_rows(dataset, dataset.eval_split)
+        rows = load_rows(dataset, dataset.eval_split)
+        return rows, np.arange(len(rows))
     rows = load_rows(dataset, dataset.split)
     if dataset.eval_split is not None:
-        return _first(rows, dataset.limit)
+        return rows, np.arange(len(rows))[: dataset.limit]
     held_out = held_out_rows(len(rows))
-    chosen = held_out if role == "eval" else np.setdiff1d(np.arange(len(rows)), held_out)[: dataset.limit]
-    return [rows[int(index)] for index in chosen]
-
-
-def _first(rows: Sequence[Row], num: int | None) -> Sequence[Row]:
-    return rows if num is None else [rows[index] for index in range(min(num, len(rows)))]
+    kept = np.setdiff1d(np.arange(len(rows)), held_out)[: dataset.limit]
+    return rows, held_out if role == "eval" else kept
 
 
 def held_out_rows(num_rows: int) -> NDArray[np.int64]:
@@ -184,10 +182,10 @@ def held_out_rows(num_rows: int) -> NDArray[np.int64]:
 
 
 def _tokenise(
-    rows: Sequence[Row], config: TrainConfig, tokenizer: PreTrainedTokenizerBase
+    rows: Sequence[Row], chosen: NDArray[np.int64], config: TrainConfig, tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[tuple[NDArray[np.uint32], NDArray[np.uint8]]]:
-    for start in range(0, len(rows), _ROWS_PER_TOKENIZER_CALL):
-        indices = range(start, min(start + _ROWS_PER_TOKENIZER_CALL, len(rows)))
+    for start in range(0, len(chosen), _ROWS_PER_TOKENIZER_CALL):
+        indices = chosen[start : start + _ROWS_PER_TOKENIZER_CALL].tolist()
         rendered = [_render_numbered(rows[index], index, config, tokenizer) for index in indices]
         yield from encode(rendered, tokenizer, config.max_length, config.response_only)
 

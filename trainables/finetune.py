@@ -12,7 +12,7 @@ Shapes: B examples, T positions, V words of the vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,7 +66,7 @@ class Report:
 
 def finetune(
     config: TrainConfig, worker: Worker, *, cache_dir: Path, resume_from: Path | None = None, warm: Warm | None = None
-) -> Iterator[Report]:
+) -> Generator[Report, None, None]:
     """Fine-tunes a model; yields a report every eval_every steps and after the last one, on every rank alike.
 
     Args:

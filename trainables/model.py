@@ -68,6 +68,9 @@ def inline_architecture(architecture: dict[str, Any], tokenizer: PreTrainedToken
     from transformers import AutoConfig
 
     model_type = architecture["model_type"]
+    vocab_size = architecture.get("vocab_size", len(tokenizer))
+    if vocab_size < len(tokenizer):
+        raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, vocab_size is {vocab_size}")
     given = {key: value for key, value in architecture.items() if key != "model_type"}
     known = AutoConfig.for_model(model_type)
     unknown = sorted(key for key in given if not hasattr(known, key) and key not in _LEGACY_KEYS)
@@ -84,11 +87,15 @@ def inline_architecture(architecture: dict[str, Any], tokenizer: PreTrainedToken
 
 
 def set_gradient_checkpointing(model: Any, mode: str) -> None:
-    """Switches recomputation of activations on (full) or off (none)."""
-    if mode == "full":
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    elif model.is_activation_checkpointing:
-        model.gradient_checkpointing_disable()
+    """Switches recomputation of activations: in every layer (full), every second (selective), or off (none).
+
+    Raises:
+        ValueError: The model does not support it.
+    """
+    if model.is_activation_checkpointing:
+        model.activation_checkpointing_disable()
+    if mode != "none":
+        model.activation_checkpointing_enable(every_n_layers=2 if mode == "selective" else 1)
 
 
 def max_positions(model: Any) -> int | None:

@@ -109,11 +109,13 @@ def _reply_range(
     upto = _apply_template(tokenizer, messages[: index + 1])
     if text.startswith(prompt) and text.startswith(upto) and len(upto) > len(prompt):
         return len(prompt), len(prompt) + len(upto[len(prompt) :].rstrip())
-    # Some templates write earlier turns differently (they drop the thoughts): look for the words themselves.
+    # Some templates write earlier turns differently (they drop the thoughts): look for header and words themselves.
+    header = prompt.removeprefix(_apply_template(tokenizer, messages[:index]))
     content = str(messages[index].get("content") or "").strip()
-    start = text.find(content, _end_of_previous(messages[:index], text))
-    if start < 0 or not content:
+    found = text.find(header + content, _end_of_previous(messages[:index], text))
+    if found < 0 or not content:
         raise ValueError("the chat template does not show where replies are; set response_only to false")
+    start = found + len(header)
     end = start + len(content)
     eos = tokenizer.eos_token
     return start, end + len(eos) if isinstance(eos, str) and text.startswith(eos, end) else end

@@ -143,9 +143,8 @@ _READERS: dict[str, Callable[[Path], list[Row]]] = {
 
 def _python_docstrings() -> Iterator[Row]:
     root = Path(sysconfig.get_path("stdlib"))
-    for path in [*sorted(root.glob("*.py")), *sorted(root.glob("*/*.py"))]:
-        if path.parent.name not in ("test", "site-packages", "dist-packages"):
-            yield from ({"text": text} for text in _docstrings(path.read_bytes()))
+    for path in sorted(root.glob("*.py")):
+        yield from ({"text": text} for text in _docstrings(path.read_bytes()))
 
 
 def _docstrings(source: bytes) -> Iterator[str]:

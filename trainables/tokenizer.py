@@ -64,6 +64,8 @@ def byte_level_tokenizer() -> PreTrainedTokenizerBase:
         bos_token="<|begin|>",
         eos_token="<|end|>",
         pad_token="<|pad|>",
+        # Never used, but a saved copy beside a Qwen2 model would be given one, and be longer than the vocabulary.
+        unk_token="<|end|>",
         chat_template=DEFAULT_CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )

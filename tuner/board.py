@@ -45,9 +45,9 @@ class Board:
     def _leader(self, *records: TrialRecord) -> TrialRecord | None:
         return next(iter(ranked(records, self.objective)), None)
 
-    def start(self, number: int) -> None:
-        """A trial begins or goes on."""
-        self.running[number] = RunningTrial(self._clock())
+    def start(self, number: int, step: int) -> None:
+        """A trial begins, or goes on from `step`."""
+        self.running[number] = RunningTrial(self._clock(), {"step": step})
 
     def report(self, number: int, metrics: Mapping[str, float]) -> None:
         """A running trial reported."""

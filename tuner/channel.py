@@ -6,6 +6,7 @@ well under a millisecond a message, and its breaking tells at once that the othe
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ class Assignment:
         decision_steps: Steps at which the worker waits for the verdict; None: at every report.
         reported_step: Reports up to this step are recorded already and are not sent again.
         checkpoint_dir: Folder of this trial's checkpoints.
+        log_dir: Where each rank writes what it prints, as `NUMBER.rankR.log`.
         checkpoint_every: Optimizer steps between checkpoints.
         keep_last: Number of complete checkpoints kept.
         metric: The objective's name in the reported metrics.
@@ -45,6 +47,7 @@ class Assignment:
     decision_steps: tuple[int, ...] | None
     reported_step: int
     checkpoint_dir: str
+    log_dir: str
     checkpoint_every: int
     keep_last: int
     metric: str
@@ -181,10 +184,8 @@ class Endpoint:
         """Send; a worker that is gone is noticed at the next `receive`."""
         if self._connection is None:
             return
-        try:
+        with contextlib.suppress(OSError):
             self._connection.send(message)
-        except OSError:
-            pass
 
     def close(self) -> None:
         """Stop listening and hang up."""

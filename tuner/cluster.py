@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,56 +26,67 @@ ENVIRONMENT = {
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1",
     "RAY_TRAIN_METRICS_ENABLED": "0",
-    "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",
     "RAY_AIR_NEW_OUTPUT": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TOKENIZERS_PARALLELISM": "false",
 }
 
 
-def connect(address: str | None = None) -> None:
-    """Join the cluster at `address`, or start one on this machine.
+@contextmanager
+def connected(address: str | None = None) -> Iterator[None]:
+    """Join the cluster at `address`, or start one on this machine that ends with the block.
+
+    A process that is connected already stays so, before and after.
 
     Raises:
         ClusterError: Ray cannot be started or reached.
     """
-    os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
     if ray.is_initialized():
+        yield
         return
+    before = dict(os.environ)
+    os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
     try:
-        ray.init(
-            # "local" keeps a cluster that happens to run on the host from being picked up.
-            address=address or "local",
-            include_dashboard=False if address is None else None,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            configure_logging=True,
-            runtime_env={"env_vars": worker_environment()},
-        )
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        where = address or "on this machine"
-        raise ClusterError(f"cannot start or reach Ray {where}: {str(error).splitlines()[0]}") from error
-    os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+        _join(address) if address else _start_local()
+        # What the study starts must find this cluster though another one may run on the host.
+        os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+        yield
+    finally:
+        ray.shutdown()
+        os.environ.clear()
+        os.environ.update(before)
 
 
-def disconnect() -> None:
-    """Leave the cluster; one that `connect` started ends."""
-    os.environ.pop("RAY_ADDRESS", None)
-    ray.shutdown()
+def _start_local() -> None:
+    # Processes of a local cluster inherit the environment; a runtime environment would only delay each of them.
+    os.environ["PYTHONPATH"] = _python_path()
+    _init(address="local", include_dashboard=False)
+
+
+def _join(address: str) -> None:
+    _init(address=address, runtime_env={"env_vars": {**ENVIRONMENT, "PYTHONPATH": _python_path()}})
+
+
+def _init(**options: Any) -> None:
+    try:
+        ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ClusterError(f"Ray at {options['address']} cannot be started or reached: {reason}") from error
+
+
+def _python_path() -> str:
+    """Workers find the project and what the study file's own modules import, wherever they start."""
+    source = str(Path(__file__).resolve().parent.parent)
+    return os.pathsep.join(dict.fromkeys(filter(None, [source, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])))
 
 
 def capacity() -> Capacity:
     """CPUs and GPUs of the cluster as a whole and of each live node."""
-    nodes = tuple(_node_capacity(node["Resources"]) for node in ray.nodes() if node["Alive"])
+    found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    nodes = tuple(_node_capacity(node["Resources"]) for node in found if node["Alive"])
     return Capacity(cpus=sum(cpus for cpus, _ in nodes), gpus=sum(gpus for _, gpus in nodes), nodes=nodes)
-
-
-def worker_environment() -> dict[str, str]:
-    """Variables every process of the study gets."""
-    source = str(Path(__file__).resolve().parent.parent)
-    paths = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    threads = {"OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]} if "OMP_NUM_THREADS" in os.environ else {}
-    return {**ENVIRONMENT, **threads, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "TOKENIZERS_PARALLELISM": "false"}
 
 
 def _node_capacity(resources: dict[str, Any]) -> tuple[float, float]:

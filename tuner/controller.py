@@ -1,8 +1,8 @@
 """The state of a running search: Tune asks it for trials and tells it what the slots heard.
 
-Optuna decides, Ray executes, MLflow shows; `StudyController` stands between them. It records everything in the study first and
-only then answers, so that whatever was decided is known after a kill. It knows no Ray, and its methods that Tune
-calls never raise: an error ends the study in an orderly way and is raised by whoever runs it.
+Optuna decides, Ray executes, MLflow shows; `StudyController` stands between them. It records everything in the study
+first and only then answers, so that whatever was decided is known after a kill. It knows no Ray, and its methods that
+Tune calls never raise: an error ends the study in an orderly way and is raised by whoever runs it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from tuner.channel import Assignment, Ended, Heard, Reported
 from tuner.checkpoints import Checkpoints
@@ -95,7 +94,8 @@ class StudyController:
             number = self._next_number()
             return None if number is None else self._start(tune_id, number)
         except BaseException as error:
-            return self._abort(error)
+            self._abort(error)
+            return None
 
     @property
     def is_exhausted(self) -> bool:
@@ -196,6 +196,7 @@ class StudyController:
             decision_steps=None if steps is None else tuple(steps),
             reported_step=record.step,
             checkpoint_dir=str(self._checkpoints.directory(number)),
+            log_dir=str(self.study.log_path(number).parent.absolute()),
             checkpoint_every=spec.checkpoint.every or 1,
             keep_last=spec.checkpoint.keep_last,
             metric=spec.objective.metric,
@@ -226,11 +227,13 @@ class StudyController:
 
     def _objective(self, report: Reported) -> float:
         metric = self.spec.objective.metric
-        if metric not in report.metrics:
+        missing = [key for key in ("step", metric) if key not in report.metrics]
+        if missing:
             found = ", ".join(sorted(report.metrics)) or "nothing"
             raise StudyAbortedError(
-                f"objective.metric: the trainable does not report {metric!r}; it reports {found}",
-                "Set objective.metric to one of these and start the study under another name.",
+                f"the trainable does not report {missing[0]!r}; it reports {found}",
+                "Every report needs `step` (optimizer steps done) and objective.metric. Change the trainable or set "
+                f"objective.metric to one of these, then start again: --name {self.spec.study}-2",
             )
         return float(report.metrics[metric])
 
@@ -272,7 +275,7 @@ class StudyController:
         if self._last_failures.count(reason) == MAX_IDENTICAL_FAILURES:
             raise StudyAbortedError(
                 f"{MAX_IDENTICAL_FAILURES} trials in a row failed alike: {reason}",
-                f"The traceback is in {self.study.log_path(number)}. Mend the cause, then: tune resume {self.spec.study}",
+                f"Traceback: {self.study.log_path(number)}. Mend the cause, then: tune resume {self.spec.study}",
             )
 
     def _track_interrupted(self, number: int) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tuner.parameters import Categorical, Float, Int, Parameter
-from tuner.schema import Report, check, tidy
-from tuner.wording import did_you_mean, near
-from tuner.yaml_source import KeyPath, kind_of, shorten
+from tuner.schema import Findings, Report, check, tidy
+from tuner.wording import KeyPath, did_you_mean, kind_of, near, shorten, yaml
 
 MAX_CHOICES = 1000
 
@@ -35,21 +34,19 @@ _OTHER_TYPES = {
 }
 
 
-def read_parameter(
-    name: str, data: Any, path: KeyPath, report: Report, renamed: dict[KeyPath, KeyPath]
-) -> Parameter | None:
+def read_parameter(name: str, data: Any, path: KeyPath, findings: Findings) -> Parameter | None:
     """Reads the definition of one parameter.
 
     Args:
         name: The searched key.
         data: Its definition as written.
         path: Where it stands in the study.
-        report: Hears of each fault.
-        renamed: Takes the path as written of each misspelt key, by the path it was meant to have.
+        findings: Takes what is found.
 
     Returns:
         The parameter; None when its definition breaks a rule by itself.
     """
+    report = findings.report
     if not isinstance(data, dict):
         report(path, _not_a_mapping(name, data))
         return None
@@ -61,10 +58,16 @@ def read_parameter(
     model = _model(data, path, report)
     if model is None:
         return None
-    data = tidy(model, data, path, report, {}, renamed)
+    data = tidy(model, data, path, findings, {})
     _check_condition(data.get("when"), (*path, "when"), report)
     if model is Categorical:
-        _check_choices(data.get("choices"), (*path, "choices"), report)
+        choices, here = data.get("choices"), (*path, "choices")
+        if isinstance(choices, list) and len(choices) > MAX_CHOICES:
+            report(
+                here, f"must be at most {MAX_CHOICES} values, got {len(choices)}; a number can be type: float or int"
+            )
+            return None
+        _check_choices(choices, here, report)
     return check(model, data, path, report)
 
 
@@ -103,8 +106,6 @@ def _likely_type(data: dict[str, Any]) -> str:
 def _check_choices(choices: Any, path: KeyPath, report: Report) -> None:
     if not isinstance(choices, list):
         return
-    if len(choices) > MAX_CHOICES:
-        report(path, f"must be at most {MAX_CHOICES} values, got {len(choices)}; search a number as type: float or int")
     for index, choice in enumerate(choices):
         here = (*path, index)
         if isinstance(choice, dict):

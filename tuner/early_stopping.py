@@ -132,7 +132,9 @@ class MedianStopping(StoppingRule):
         if step < self._grace_period:
             return True
         others = [
-            self._running_mean(other, step) for other in self._values if other != number and self._has_until(other, step)
+            self._running_mean(other, step)
+            for other in self._values
+            if other != number and self._has_until(other, step)
         ]
         if len(others) < self._min_samples:
             return math.isfinite(value)

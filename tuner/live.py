@@ -36,7 +36,8 @@ class Quiet(Observer):
         self._say(f"warning: {text}", style="yellow")
 
     def _say(self, line: str, style: str = "") -> None:
-        self._console.print(Text(line, style=style), soft_wrap=True)
+        # In a log a line stays one line, whatever its length.
+        self._console.print(Text(line, style=style), soft_wrap=not self._console.is_terminal)
 
     def __enter__(self) -> Self:
         return self
@@ -67,7 +68,7 @@ class Lines(Quiet):
 
     def trial_started(self, number: int, params: Mapping[str, Any], resumed_from_step: int) -> None:
         if self._board is not None:
-            self._board.start(number)
+            self._board.start(number, resumed_from_step)
         how = f"goes on from step {resumed_from_step}" if resumed_from_step else "starts"
         self._say_event(f"trial {number} {how}: {text.parameters(params)}")
 
@@ -135,14 +136,22 @@ class LiveTable(Lines):
         """Take the table off the screen."""
         self._live.stop()
 
+    def _say(self, line: str, style: str = "") -> None:
+        # Printing draws the table again below the line, as it was last drawn.
+        self._update()
+        super()._say(line, style)
+
     def _say_event(self, line: str) -> None:
         self._draw()
 
     def _draw(self) -> None:
-        now_s = self._clock()
-        if self._board is not None and self._live.is_started and now_s - self._drawn_s >= _REDRAW_S:
-            self._drawn_s = now_s
-            self._live.update(picture(self._board, now_s), refresh=True)
+        if self._clock() - self._drawn_s >= _REDRAW_S:
+            self._update()
+
+    def _update(self) -> None:
+        if self._board is not None and self._live.is_started:
+            self._drawn_s = self._clock()
+            self._live.update(picture(self._board, self._drawn_s), refresh=True)
 
 
 def picture(board: Board, now_s: float) -> Group:

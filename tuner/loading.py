@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,12 @@ from trainables.config import TrainConfig
 from tuner import rules, train_rules
 from tuner.definitions import read_parameter
 from tuner.errors import Problem, SpecError
-from tuner.schema import check, takes_null, tidy
+from tuner.schema import Findings, check, tidy
 from tuner.search_space import SearchSpace
 from tuner.sections import SECTIONS, Checkpoint, Objective, Scheduler, Search, StudyFile
-from tuner.wording import did_you_mean
-from tuner.yaml_source import MAX_PROBLEMS, KeyPath, YamlSource, dotted, kind_of
+from tuner.wording import KeyPath, did_you_mean, dotted, kind_of
+from tuner.yaml_nodes import MAX_PROBLEMS
+from tuner.yaml_source import YamlSource
 
 MAX_PARAMETERS = 200
 # Where the keys of sections belong, for those written in a wrong place.
@@ -61,30 +61,30 @@ class _Loader:
         self.problems: list[Problem] = list(source.problems)
         self._source = source
         self._known = {(problem.key, problem.source) for problem in self.problems}
-        self._renamed: dict[KeyPath, KeyPath] = {}
+        self._findings = Findings(self.report, frozenset(_cleared(source)))
         self._custom = False
 
     def load(self) -> dict[str, Any]:
         self._all(rules.non_finite(self._source.data))
-        data = tidy(StudyFile, self._cleared(), (), self.report, _ELSEWHERE, self._renamed)
+        data = tidy(StudyFile, self._without_removed(), (), self._findings, _ELSEWHERE)
         self._head(data)
         parts: dict[str, Any] = {name: self._section(name, model, data) for name, model in SECTIONS.items()}
         self._objective(parts["objective"])
         space, is_whole = self._space(data.get("search_space"))
         searched = self._searched(space)
-        train = self._mapping(data, "train")
-        lengths = (None, None) if self._custom else self._train(train, searched, parts["scheduler"])
+        train = self._train(self._mapping(data, "train"))
+        lengths = (None, None) if self._custom else self._lengths(train, searched, parts["scheduler"])
         self._all(rules.outside_faults(train, searched))
         if is_whole and isinstance(parts["search"], Search):
-            self._all(rules.search_faults(parts["search"], space))
-        parts |= self._lengths(parts, *lengths, is_default="max_steps" not in train)
+            parts["search"] = self._search(parts["search"], space)
+        parts |= self._resolved(parts, *lengths)
         head: dict[str, Any] = {key: data[key] for key in ("study", "trainable") if key in data}
         return {**head, "train": train, "search_space": space, **parts}
 
     def report(self, key: KeyPath, message: str) -> None:
         """Notes a fault, unless its key has one already."""
-        written = next((name for name in self._renamed if key[: len(name)] == name), ())
-        place = (*self._renamed[written], *key[len(written) :]) if written else key
+        written = next((name for name in self._findings.renamed if key[: len(name)] == name), ())
+        place = (*self._findings.renamed[written], *key[len(written) :]) if written else key
         problem = replace(self._source.problem(place, message), key=dotted(key))
         if (problem.key, problem.source) in self._known:
             return
@@ -97,23 +97,17 @@ class _Loader:
         for key, message in found:
             self.report(key, message)
 
-    def _cleared(self) -> dict[str, Any]:
-        """The data without what `--set key=null` cleared, except where null is a value of its own."""
-        data = copy.deepcopy(self._source.data)
-        for path in self._source.overridden:
-            self._clear(data, path)
-        return data
-
-    def _clear(self, data: dict[str, Any], path: KeyPath) -> None:
-        section: Any = data
-        for key in path[:-1]:
-            section = section.get(key) if isinstance(section, dict) else None
-        if not isinstance(section, dict) or section.get(str(path[-1]), "") is not None:
-            return
-        if path[0] == "search_space" and len(path) == 2 and self._source.lines and path not in self._source.lines:
-            self.report(path, f"no such parameter to remove{did_you_mean(path[1], set(section) - {path[1]})}")
-        if path[0] != "train" or not takes_null(TrainConfig, dotted(path[1:])):
-            del section[path[-1]]
+    def _without_removed(self) -> dict[str, Any]:
+        """The data without the parameters that `--set search_space.NAME=null` takes out."""
+        data, space = self._source.data, self._source.data.get("search_space")
+        removed = [key[1] for key in self._findings.cleared if len(key) == 2 and key[0] == "search_space"]
+        if not isinstance(space, dict) or not removed:
+            return data
+        for name in removed:
+            key = ("search_space", name)
+            if self._source.lines and key not in self._source.lines:
+                self.report(key, f"no such parameter to remove{did_you_mean(name, set(space) - {name})}")
+        return data | {"search_space": {name: value for name, value in space.items() if name not in removed}}
 
     def _head(self, data: dict[str, Any]) -> None:
         """Name and trainable; the sections stand in the sample as legal ones, since they are checked one by one."""
@@ -139,6 +133,14 @@ class _Loader:
             known = did_you_mean(objective.metric, rules.METRICS) or f"; reported are {', '.join(rules.METRICS)}"
             self.report(("objective", "metric"), f"no such metric in the reports: {objective.metric}{known}")
 
+    def _search(self, search: Search, space: SearchSpace) -> Search:
+        """The search, its initial configurations with values of the right kind (1.0 for 1)."""
+        num_problems = len(self.problems)
+        self._all(rules.search_faults(search, space))
+        if len(self.problems) > num_problems:
+            return search
+        return search.model_copy(update={"initial": tuple(map(space.canonical, search.initial))})
+
     def _space(self, data: Any) -> tuple[SearchSpace, bool]:
         """The parameters without a fault of their own, and whether they are all."""
         key = "search_space"
@@ -149,9 +151,7 @@ class _Loader:
         if len(data) > MAX_PARAMETERS:
             self.report((key,), f"must have at most {MAX_PARAMETERS} parameters, got {len(data)}")
             return SearchSpace(parameters={}), False
-        read = {
-            name: read_parameter(name, value, (key, name), self.report, self._renamed) for name, value in data.items()
-        }
+        read = {name: read_parameter(name, value, (key, name), self._findings) for name, value in data.items()}
         space = SearchSpace(parameters={name: parameter for name, parameter in read.items() if parameter is not None})
         is_whole = bool(data) and len(space.parameters) == len(data)
         found = space.faults() if is_whole else {name: p.faults() for name, p in space.parameters.items() if p.faults()}
@@ -161,9 +161,14 @@ class _Loader:
         sound = {name: parameter for name, parameter in space.parameters.items() if name not in found}
         return SearchSpace(parameters=sound), is_whole and not found
 
-    def _train(self, train: dict[str, Any], space: SearchSpace, scheduler: Any) -> tuple[int | None, int | None]:
+    def _train(self, train: dict[str, Any]) -> dict[str, Any]:
+        """The constants as given, without those that the command line cleared."""
+        if self._custom:
+            return {name: value for name, value in train.items() if ("train", name) not in self._findings.cleared}
+        return tidy(TrainConfig, train, ("train",), self._findings, _NOT_IN_TRAIN)
+
+    def _lengths(self, train: dict[str, Any], space: SearchSpace, scheduler: Any) -> tuple[int | None, int | None]:
         """Checks the constants and what is searched; returns (max_steps, eval_every), None where not legal."""
-        train = tidy(TrainConfig, train, ("train",), self.report, _NOT_IN_TRAIN, self._renamed)
         max_t = scheduler.max_t if isinstance(scheduler, Scheduler) else None
         values = train_rules.whole_config(train, space, max_t)
         self._all(train_rules.constant_faults(values, train, space))
@@ -176,16 +181,14 @@ class _Loader:
         self._all((("search_space", name), problem) for name, problem in problems.items() if problem)
         return SearchSpace(parameters={name: p for name, p in space.parameters.items() if not problems[name]})
 
-    def _lengths(
-        self, parts: dict[str, Any], max_steps: int | None, eval_every: int | None, *, is_default: bool
-    ) -> dict[str, Any]:
+    def _resolved(self, parts: dict[str, Any], max_steps: int | None, eval_every: int | None) -> dict[str, Any]:
         """The scheduler and checkpoint sections with their defaults from train written out."""
         scheduler, checkpoint = parts["scheduler"], parts["checkpoint"]
         if not isinstance(scheduler, Scheduler) or not isinstance(checkpoint, Checkpoint):
             return {}
         if not self._custom and (max_steps is None or eval_every is None):
             return {}
-        self._all(rules.length_faults(scheduler, max_steps, is_default=is_default))
+        self._all(rules.length_faults(scheduler, max_steps))
         max_t = scheduler.max_t or max_steps
         if max_t is None:
             return {}
@@ -196,6 +199,20 @@ class _Loader:
         checkpoint = checkpoint.model_copy(update={"every": checkpoint.every or eval_every})
         self._all(rules.rung_faults(scheduler, checkpoint, max_t=max_t, max_steps=max_steps, eval_every=eval_every))
         return {"scheduler": scheduler, "checkpoint": checkpoint}
+
+
+def _cleared(source: YamlSource) -> Iterator[KeyPath]:
+    """Paths that the command line set to null."""
+    return (path for path in source.overridden if _is_null(source.data, path))
+
+
+def _is_null(value: Any, path: KeyPath) -> bool:
+    for key in path:
+        # A later item of the command line may have replaced what held the key.
+        if not isinstance(value, dict) or key not in value:
+            return False
+        value = value[key]
+    return value is None
 
 
 def _steps(where: str) -> KeyPath:

@@ -60,6 +60,7 @@ class Plan:
         cpus_per_worker: CPU cores of a worker.
         gpus_per_worker: GPUs of a worker; None while the cluster is not known.
         slots: Trials at once; None while the cluster is not known.
+        shortfall: What was requested against what is available where no trial fits; else empty.
         warnings: What is legal but probably not meant.
     """
 
@@ -75,6 +76,7 @@ class Plan:
     cpus_per_worker: float
     gpus_per_worker: float | None
     slots: int | None
+    shortfall: str = ""
     warnings: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, str]:
@@ -89,6 +91,8 @@ class Plan:
         facts["steps"] = self._steps()
         facts["workers a trial"] = f"{self.num_workers} with {self._worker()} each"
         facts["trials at once"] = "as many as the cluster holds" if self.slots is None else str(self.slots)
+        if self.shortfall:
+            facts["trials at once"] = f"none: {self.shortfall}"
         return facts
 
     def lines(self) -> list[str]:
@@ -106,8 +110,8 @@ class Plan:
         return f"about {self.steps_with_stopping} ({full})"
 
     def _worker(self) -> str:
-        gpus = "1 GPU where there are GPUs" if self.gpus_per_worker is None else f"{self.gpus_per_worker:g} GPU"
-        return f"{self.cpus_per_worker:g} CPU and {gpus}"
+        gpus = "1 GPU where there are GPUs" if self.gpus_per_worker is None else _amount(self.gpus_per_worker, "GPU")
+        return f"{_amount(self.cpus_per_worker, 'CPU')} and {gpus}"
 
 
 def rungs(grace_period: int, max_t: int, reduction_factor: int) -> list[int]:
@@ -142,7 +146,7 @@ def make_plan(spec: StudySpec, capacity: Capacity | None) -> Plan:
         capacity: The cluster; None leaves open what depends on it.
 
     Returns:
-        The plan; its `slots` is 0 where a trial does not fit the cluster (`why_it_does_not_fit` says why).
+        The plan; where no trial fits the cluster its `slots` is 0 and `shortfall` says why.
     """
     count = spec.search_space.num_configurations()
     num_trials = spec.search.num_trials if count is None else min(spec.search.num_trials, count)
@@ -161,6 +165,7 @@ def make_plan(spec: StudySpec, capacity: Capacity | None) -> Plan:
         cpus_per_worker=spec.scaling.cpus_per_worker,
         gpus_per_worker=gpus_per_worker(spec, capacity),
         slots=_planned_slots(spec, capacity),
+        shortfall="" if capacity is None else shortfall(spec, capacity),
         warnings=tuple(spec.warnings()),
     )
 
@@ -174,7 +179,7 @@ def slots(spec: StudySpec, capacity: Capacity) -> int:
     return min(most, _fitting_trials(spec, capacity))
 
 
-def why_it_does_not_fit(spec: StudySpec, capacity: Capacity) -> str:
+def shortfall(spec: StudySpec, capacity: Capacity) -> str:
     """One sentence, requested against available; empty when the study fits."""
     if slots(spec, capacity):
         return ""

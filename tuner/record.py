@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
+
     from tuner.spec import Objective
 
 # Optuna's states in the words of this project. WAITING trials are never made here.

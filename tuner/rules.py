@@ -11,8 +11,7 @@ from typing import Any
 from tuner.plan import rungs
 from tuner.search_space import SearchSpace
 from tuner.sections import Checkpoint, Scheduler, Search
-from tuner.wording import did_you_mean
-from tuner.yaml_source import KeyPath
+from tuner.wording import KeyPath, did_you_mean
 
 Fault = tuple[KeyPath, str]
 
@@ -36,19 +35,18 @@ def non_finite(value: Any, path: KeyPath = ()) -> Iterator[Fault]:
             yield from non_finite(item, (*path, index))
 
 
-def length_faults(scheduler: Scheduler, max_steps: int | None, *, is_default: bool) -> Iterator[Fault]:
+def length_faults(scheduler: Scheduler, max_steps: int | None) -> Iterator[Fault]:
     """The length of a trial against the training loop's.
 
     Args:
         scheduler: As given.
         max_steps: Length of a fine-tune; None for a custom trainable, which does not say.
-        is_default: Whether `max_steps` is the default rather than the user's.
     """
     key = ("scheduler", "max_t")
     if max_steps is None:
         if scheduler.max_t is None:
             yield key, "missing; a trainable of your own needs it: the step at which a trial is complete"
-    elif scheduler.max_t is not None and scheduler.max_t > max_steps and not is_default:
+    elif scheduler.max_t is not None and scheduler.max_t > max_steps:
         yield key, f"must be <= train.max_steps ({max_steps}), got {scheduler.max_t}; lower it or raise train.max_steps"
 
 

@@ -25,11 +25,12 @@ from optuna.distributions import (
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from tuner.search_space import Categorical, Float, Parameter, SearchSpace
+from tuner.search_space import Categorical, Float, Parameter
 from tuner.spec import StudySpec
 
-# A sampler that has come up with this many known configurations in a row has nothing new to say.
-MAX_TRIES = 50
+# A sampler that is sure of the best point names it again and again; after this many tries chance decides.
+SAMPLER_TRIES = 5
+MAX_TRIES = 200
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ class Proposer:
 
     def _sample(self, number: int) -> Proposal | None:
         for attempt in range(MAX_TRIES):
-            params, trial_attrs, study_attrs = self._copy.ask(make_sampler(self._spec, number, attempt))
+            sampler = make_sampler(self._spec, number, attempt)
+            params, trial_attrs, study_attrs = self._copy.ask(sampler)
             if _key(params) not in self._known:
                 return self._proposal(params, trial_attrs=trial_attrs, study_attrs=study_attrs)
             self._renew_copy()
@@ -195,7 +197,7 @@ def make_sampler(spec: StudySpec, number: int, attempt: int = 0) -> BaseSampler:
     seed = _seed(spec.search.seed, number, attempt)
     # Optuna calls some of these options experimental, at every construction.
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    match spec.search.sampler:
+    match spec.search.sampler if attempt < SAMPLER_TRIES else "random":
         case "tpe":
             return optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
         case "gp":

@@ -15,7 +15,7 @@ class StudyScheduler(FIFOScheduler):
     """Asks the study's stopping rule; trials are started in the order the searcher proposes them."""
 
     def __init__(self, controller: StudyController) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._controller = controller
 
     def on_trial_result(self, tune_controller: TuneController, trial: Trial, result: dict[str, Any]) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from tuner.wording import did_you_mean, near
-from tuner.yaml_source import KeyPath, kind_of, number_hint
+from tuner.wording import KeyPath, did_you_mean, kind_of, near
+from tuner.yaml_nodes import number_hint
 
 Model = TypeVar("Model", bound=BaseModel)
 Report = Callable[[KeyPath, str], None]
@@ -39,13 +40,23 @@ _RULES = {
 _WORDS = {"on": "true", "yes": "true", "off": "false", "no": "false"}
 
 
+@dataclass
+class Findings:
+    """What is learned about a study while its data is read.
+
+    Attributes:
+        report: Hears of each fault.
+        cleared: Paths that the command line set to null.
+        renamed: Takes the path as written of each misspelt key, by the path it was meant to have.
+    """
+
+    report: Report
+    cleared: frozenset[KeyPath] = frozenset()
+    renamed: dict[KeyPath, KeyPath] = field(default_factory=dict)
+
+
 def tidy(
-    model: type[BaseModel],
-    data: dict[str, Any],
-    path: KeyPath,
-    report: Report,
-    elsewhere: Mapping[str, str],
-    renamed: dict[KeyPath, KeyPath],
+    model: type[BaseModel], data: dict[str, Any], path: KeyPath, findings: Findings, elsewhere: Mapping[str, str]
 ) -> dict[str, Any]:
     """Takes out what the model could only misread, reporting it: unknown keys and keys without a value.
 
@@ -53,37 +64,48 @@ def tidy(
         model: What `data` should be.
         data: The mapping as written.
         path: Where it stands in the study.
-        report: Hears of each fault.
+        findings: Takes what is found.
         elsewhere: Section of each key that belongs in another one.
-        renamed: Takes the path as written of each misspelt key, by the path it was meant to have.
 
     Returns:
         A copy with known keys only; a misspelt key stands under the name it was meant to have, so that its value is
         checked too.
     """
-    known = list(model.model_fields)
     tidied: dict[str, Any] = {}
     for key, value in data.items():
-        name, here = key, (*path, key)
-        if key not in known:
-            report(here, f"unknown field{unknown_remedy(key, known, elsewhere)}")
-            close = [] if key in elsewhere else near(key, known)
-            if len(close) != 1 or close[0] in data or close[0] in tidied:
-                continue
-            name = close[0]
-            renamed[*path, name] = here
+        name = key if key in model.model_fields else _meant(model, key, data, path, findings, elsewhere)
+        if name is None:
+            continue
         annotation = model.model_fields[name].annotation
         nested = _nested_model(annotation)
         if value is None and not allows(annotation, type(None)):
             if nested is None and annotation != dict[str, Any]:
-                report(here, "has no value; give it one, or remove the key to use its default")
+                if (*path, key) not in findings.cleared:
+                    findings.report((*path, key), "has no value; give it one, or remove the key to use its default")
                 continue
             value = {}
-        is_section = nested is not None and isinstance(value, dict)
-        tidied[name] = (
-            tidy(nested, value, (*path, name), report, elsewhere, renamed) if nested and is_section else value
-        )
+        if nested is not None and isinstance(value, dict):
+            value = tidy(nested, value, (*path, name), findings, elsewhere)
+        tidied[name] = value
     return tidied
+
+
+def _meant(
+    model: type[BaseModel],
+    key: str,
+    data: dict[str, Any],
+    path: KeyPath,
+    findings: Findings,
+    elsewhere: Mapping[str, str],
+) -> str | None:
+    """Reports an unknown key; the one known key that it must have been meant for, if that is not given too."""
+    known = list(model.model_fields)
+    findings.report((*path, key), f"unknown field{unknown_remedy(key, known, elsewhere)}")
+    close = [] if key in elsewhere else near(key, known)
+    if len(close) != 1 or close[0] in data:
+        return None
+    findings.renamed[*path, close[0]] = (*path, key)
+    return close[0]
 
 
 def unknown_remedy(key: str, known: Sequence[str], elsewhere: Mapping[str, str]) -> str:
@@ -125,24 +147,17 @@ def field_at(model: type[BaseModel], key: str) -> str:
     owner, prefix, name, _ = _locate(model, key)
     if owner is None:
         return f"{prefix}{name} has no keys of its own"
-    known = [f"{prefix}{field}" for field in owner.model_fields]
+    known = [f"{prefix}{known_name}" for known_name in owner.model_fields]
     return "" if name in owner.model_fields else f"unknown field{unknown_remedy(prefix + name, known, {})}"
 
 
 def default_of(model: type[BaseModel], key: str) -> tuple[bool, Any]:
     """(whether the dotted `key` has a default, that default)."""
     owner, _, name, rest = _locate(model, key)
-    field = owner.model_fields.get(name) if owner and not rest else None
-    if field is None or field.is_required():
+    info = owner.model_fields.get(name) if owner and not rest else None
+    if info is None or info.is_required():
         return False, None
-    return True, field.get_default(call_default_factory=True)
-
-
-def takes_null(model: type[BaseModel], key: str) -> bool:
-    """Whether null is a value of the dotted `key` rather than the lack of one."""
-    owner, _, name, rest = _locate(model, key)
-    field = owner.model_fields.get(name) if owner and not rest else None
-    return field is not None and allows(field.annotation, type(None))
+    return True, info.get_default(call_default_factory=True)
 
 
 def _locate(model: type[BaseModel], key: str) -> tuple[type[BaseModel] | None, str, str, str]:
@@ -154,12 +169,12 @@ def _locate(model: type[BaseModel], key: str) -> tuple[type[BaseModel] | None, s
     prefix, owner, name, rest = "", model, "", key
     while True:
         name, _, rest = rest.partition(".")
-        field = owner.model_fields.get(name)
-        if not rest or field is None:
+        info = owner.model_fields.get(name)
+        if not rest or info is None:
             return owner, prefix, name, rest
-        nested = _nested_model(field.annotation)
+        nested = _nested_model(info.annotation)
         if nested is None:
-            return (owner if _holds_dict(field.annotation) else None), prefix, name, rest
+            return (owner if _holds_dict(info.annotation) else None), prefix, name, rest
         owner, prefix = nested, f"{prefix}{name}."
 
 

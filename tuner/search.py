@@ -17,10 +17,10 @@ from typing import Any
 from tuner import cluster
 from tuner.controller import StudyController
 from tuner.errors import ClusterError
+from tuner.extension import extend_spec
 from tuner.observer import Observer
 from tuner.plan import Plan, make_plan
 from tuner.slot import SlotSettings, TrialSlot
-from tuner.extension import extend_spec
 from tuner.spec import StudySpec
 from tuner.study import Study, refuse_existing
 from tuner.tracking import MlflowTracker
@@ -52,14 +52,19 @@ def run(
     observer = observer or Observer()
     refuse_existing(spec.study, root)
     _tracker(spec, root / spec.study, observer).check()
-    with _connected(address):
+    with cluster.connected(address):
         plan = _plan(spec)
         study = Study.create(spec, source_text, root)
         return _search(study, plan, observer)
 
 
 def resume(
-    name: str, *, root: Path, overrides: Sequence[str] = (), observer: Observer | None = None, address: str | None = None
+    name: str,
+    *,
+    root: Path,
+    overrides: Sequence[str] = (),
+    observer: Observer | None = None,
+    address: str | None = None,
 ) -> Study:
     """Go on with a study: finished trials stay, those left running go on from their newest checkpoint.
 
@@ -82,7 +87,7 @@ def resume(
         if overrides:
             study.replace_spec(extend_spec(study.spec, overrides))
         _tracker(study.spec, study.dir, observer).check()
-        with _connected(address):
+        with cluster.connected(address):
             return _search(study, _plan(study.spec), observer)
     finally:
         study.close()
@@ -99,12 +104,15 @@ def _plan(spec: StudySpec) -> Plan:
 def _search(study: Study, plan: Plan, observer: Observer) -> Study:
     from ray.experimental import internal_kv
 
+    assert plan.slots is not None, "a plan made with a cluster's capacity knows its slots"
     stop_key = f"tune:stop:{study.spec.study}:{uuid.uuid4().hex}"
     tracker = _tracker(study.spec, study.dir, observer, study)
     tracker.start_study(_tags(study, plan), study.trials())
-    controller = StudyController(
-        study, plan.slots, tracker, observer, lambda: internal_kv._internal_kv_put(stop_key.encode(), b"1")
-    )
+
+    def stop_slots() -> None:
+        internal_kv._internal_kv_put(stop_key.encode(), b"1")
+
+    controller = StudyController(study, plan.slots, tracker, observer, stop_slots)
     observer.study_started(study, plan)
     try:
         with _interruptible(controller):
@@ -132,6 +140,7 @@ def _run_tune(controller: StudyController, settings: SlotSettings, num_slots: in
         def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
             controller.tick()
 
+    # All slots start at once; Tune would wait for each before it asks for the next.
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(num_slots)
     tune.run(
         TrialSlot,
@@ -158,7 +167,7 @@ def _settings(study: Study, plan: Plan, stop_key: str) -> SlotSettings:
     return SlotSettings(
         trainable=study.spec.trainable,
         num_workers=study.spec.scaling.num_workers,
-        gpus_per_worker=plan.gpus_per_worker,
+        gpus_per_worker=plan.gpus_per_worker or 0.0,
         cpus_per_worker=study.spec.scaling.cpus_per_worker,
         scratch_dir=str(directory / "ray"),
         cache_dir=str(directory / "data"),
@@ -183,15 +192,6 @@ def _tags(study: Study, plan: Plan) -> dict[str, str]:
         "resume_count": str(len(study.sessions())),
         "command": shlex.join(sys.argv),
     }
-
-
-@contextmanager
-def _connected(address: str | None) -> Iterator[None]:
-    cluster.connect(address)
-    try:
-        yield
-    finally:
-        cluster.disconnect()
 
 
 @contextmanager

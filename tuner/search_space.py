@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from tuner.parameters import Categorical, Condition, Fault, Float, Int, Parameter, Scalar, same
-from tuner.wording import did_you_mean
+from tuner.wording import did_you_mean, yaml
 
 __all__ = ["Categorical", "Float", "Int", "Parameter", "Scalar", "SearchSpace"]
 
@@ -96,6 +96,10 @@ class SearchSpace(BaseModel):
         missing = [name for name in active if name not in params]
         return faults + [(name, "is missing; give it a value") for name in missing]
 
+    def canonical(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """A configuration of this space with its values as the parameters have them: 1.0 for 1 in a Float."""
+        return {name: self.parameters[name].canonical(value) for name, value in params.items()}
+
     def faults(self) -> dict[str, list[Fault]]:
         """Broken rules by parameter: of its definition, and of its condition."""
         found = {name: parameter.faults() for name, parameter in self.parameters.items()}
@@ -160,12 +164,13 @@ class SearchSpace(BaseModel):
 
 def _groups(space: SearchSpace) -> list[tuple[str, ...]]:
     """Parameters that conditions tie together, each group in order; groups do not affect each other."""
+    order = space.order()
     groups: list[set[str]] = []
-    for name in space.order():
+    for name in order:
         tied = {name, *space.parents(name)}
         touching = [group for group in groups if group & tied]
         groups = [group for group in groups if group not in touching] + [tied.union(*touching)]
-    return [tuple(name for name in space.order() if name in group) for group in groups]
+    return [tuple(name for name in order if name in group) for group in groups]
 
 
 def _num_cases(space: SearchSpace, names: tuple[str, ...]) -> int:
@@ -219,7 +224,7 @@ def _cycles(space: SearchSpace) -> dict[str, tuple[str, ...]]:
 
 
 def _path_back(space: SearchSpace, start: str) -> tuple[str, ...]:
-    stack = [(start,)]
+    stack: list[tuple[str, ...]] = [(start,)]
     seen: set[str] = set()
     while stack:
         chain = stack.pop()

@@ -18,8 +18,8 @@ class StudySearcher(Searcher):
         self._controller = controller
         self._settings = settings
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        """The next trial's config, None to be asked again, or FINISHED."""
+    def suggest(self, trial_id: str) -> Any:
+        """The next trial's config (a dict), None to be asked again, or FINISHED."""
         assignment = self._controller.next_assignment(trial_id)
         if assignment is not None:
             return {"slot": self._settings, "assignment": assignment}

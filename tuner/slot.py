@@ -128,10 +128,11 @@ class TrialSlot(tune.Trainable):
     def setup(self, config: dict[str, Any]) -> None:
         """Open the line and start the workers; they come up while Tune goes on."""
         self._settings: SlotSettings = config["slot"]
-        self._endpoint = Endpoint(ray.util.get_node_ip_address())
+        self._endpoint = Endpoint(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         self._trainer: Trainer | None = None
         self._rank_zero: Any = None
         self._next_look = 0.0
+        self._waiting = False
         self._begin(config["assignment"])
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:

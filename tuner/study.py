@@ -14,13 +14,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from tuner.spec import StudySpec
+from typing import TYPE_CHECKING, Any, Literal
 
 from tuner.errors import StudyDamagedError, StudyExistsError, StudyNotFoundError
 from tuner.lock import StudyLock, holder
 from tuner.record import TrialRecord, ranked
+from tuner.spec import StudySpec
 from tuner.storage import create_journal, open_storage
 
 if TYPE_CHECKING:
@@ -292,7 +291,7 @@ def refuse_existing(name: str, root: Path) -> None:
 def _create_optuna_study(spec: StudySpec, storage: optuna.storages.BaseStorage) -> None:
     import optuna
 
-    direction = "minimize" if spec.objective.mode == "min" else "maximize"
+    direction: Literal["minimize", "maximize"] = "minimize" if spec.objective.mode == "min" else "maximize"
     with _quiet_optuna():
         try:
             optuna.create_study(study_name=spec.study, storage=storage, direction=direction)

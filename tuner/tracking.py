@@ -1,7 +1,7 @@
 """MLflow: one parent run a study, one child run a trial, as a view for people; nothing is read back to decide anything.
 
 Training never waits for MLflow. Each call leaves an event in `<study>/mlflow_pending.jsonl` and in a queue, and
-returns; one background thread imports mlflow and sends what is queued about once a second. What cannot be sent stays
+returns; one background thread imports mlflow and sends what is queued every few seconds. What cannot be sent stays
 in the file, through a kill as well, and is sent when the study is opened again.
 
 One experiment holds one study unless the study file, MLFLOW_EXPERIMENT_NAME, MLFLOW_EXPERIMENT_ID or MLFLOW_RUN_ID
@@ -14,13 +14,13 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.tracking_pending import Event, PendingLog
+from tuner.tracking_sender import Sender
 from tuner.tracking_target import Target, check_target, resolve_target
 from tuner.tracking_values import points
 
@@ -30,12 +30,7 @@ if TYPE_CHECKING:
     from tuner.tracking_runs import StudyRuns
 
 PENDING = "mlflow_pending.jsonl"
-FLUSH_S = 1.0
-CHUNK = 500
-RETRY_S, MAX_RETRY_S, CLOSING_RETRY_S, CLOSING_ATTEMPTS = 1.0, 60.0, 0.5, 3
-SLOW_S = 60.0
-# Importing mlflow takes seconds of this process's only interpreter lock: it waits until training has begun.
-IMPORT_DELAY_S = 60.0
+WARNING_CHARS = 500
 
 
 class MlflowTracker:
@@ -60,14 +55,8 @@ class MlflowTracker:
         self._spec, self._dir = spec, study_dir.absolute()
         self._on_run_id, self._on_warning = on_run_id, on_warning
         self._target = resolve_target(spec, self._dir.parent)
-        self._pending = PendingLog(self._dir / PENDING)
-        self._changed = threading.Condition()
-        self._queue: list[Event] = []
-        self._old_events: list[Event] | None = None
+        self._sender = Sender(PendingLog(self._dir / PENDING), self._target.shown, self._warn)
         self._environments: dict[int, dict[str, str]] = {}
-        self._is_urgent = self._is_closing = self._is_abandoned = False
-        self._has_started_training = threading.Event()
-        self._thread: threading.Thread | None = None
         self._steps: dict[int, int] = {}  # of the trials that run
         self._is_study_open = False
         self._warned: set[str] = set()
@@ -104,8 +93,7 @@ class MlflowTracker:
         metric = self._spec.objective.metric
         ended = [_ended_event(record, metric) for record in records if record.state != "RUNNING"]
         self._put("study", tags=_plain(tags), ended=ended)
-        self._thread = threading.Thread(target=self._serve, name="mlflow", daemon=True)
-        self._thread.start()
+        self._sender.start(self._open)
 
     def start_trial(self, number: int, params: Mapping[str, Any], tags: Mapping[str, Any] | None = None) -> None:
         """A trial begins or goes on; `params` are written once, `tags` each time."""
@@ -117,7 +105,7 @@ class MlflowTracker:
         found, is_diverged = points(metrics, history)
         self._steps[number] = max([self._steps.get(number, 0), *(step for step, _ in found)])
         self._put("report", number=number, points=found, diverged=is_diverged)
-        self._has_started_training.set()
+        self._sender.training_has_begun()
 
     def end_trial(
         self, number: int, state: str, reason: str | None = None, value: float | None = None, checkpoint: Any = None
@@ -133,7 +121,7 @@ class MlflowTracker:
             checkpoint=None if checkpoint is None else str(checkpoint),
             step=self._steps.pop(number, 0),
         )
-        self._has_started_training.set()
+        self._sender.training_has_begun()
 
     def end_study(self, summary: Mapping[str, Any], artifacts: Iterable[Path] = ()) -> None:
         """No trial runs any more.
@@ -153,12 +141,8 @@ class MlflowTracker:
         """
         if not self._spec.mlflow.enabled:
             return {}
-        with self._changed:
-            self._is_urgent = True
-            self._has_started_training.set()
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: number in self._environments, timeout_s)
-            found = self._environments.get(number, {})
+        self._sender.wait_for(lambda: number in self._environments, timeout_s)
+        found = self._environments.get(number, {})
         if not found:
             self._warn("environment", f"MLflow has no run for trial {number} yet; what it logs itself goes elsewhere")
         return dict(found)
@@ -169,85 +153,28 @@ class MlflowTracker:
         Returns:
             Whether MLflow has everything; else it is kept in the study's folder and a warning says so.
         """
-        if self._thread is None:
-            return True
         if self._is_study_open:
             self.end_study({"state": "interrupted"})
-        with self._changed:
-            self._is_closing = True
-            self._has_started_training.set()
-            self._changed.notify_all()
-        self._thread.join(timeout_s)
-        with self._changed:
-            self._is_abandoned = True
-            unsent = [*(self._old_events or []), *self._queue]
-            self._keep(unsent)
-        self._thread = None
-        return not unsent
-
-    # -- the queue ----------------------------------------------------------------------------------------------
+        num_unsent = self._sender.close(timeout_s)
+        if num_unsent:
+            where = f"{num_unsent} updates could not be sent to MLflow at {self._target.shown}; {self._dir / PENDING}"
+            self._warn("kept", f"{where} keeps them until `tune resume {self._spec.study}`")
+        return num_unsent == 0
 
     def _put(self, op: str, **content: Any) -> None:
-        if not self._spec.mlflow.enabled:
-            return
-        event = {"op": op, "time": time.time_ns() // 1_000_000} | content
-        with self._changed:
-            self._read_old_events()
-            try:
-                self._pending.append(event)
-            except OSError as error:
-                self._warn("disk", f"{self._pending.path} cannot be written ({error}); MLflow may miss points")
-            self._queue.append(event)
-            self._changed.notify_all()
-
-    def _read_old_events(self) -> None:
-        # Before the first event of this session goes into the same file.
-        if self._old_events is None:
-            self._old_events, damaged = self._pending.read()
-            if damaged:
-                self._warn("damaged", f"{self._pending.path}: {damaged} unreadable lines are left out")
+        if self._spec.mlflow.enabled:
+            self._sender.put({"op": op, "time": time.time_ns() // 1_000_000} | content)
 
     def _interrupt_trials(self) -> None:
         for number in list(self._steps):
             self.end_trial(number, "INTERRUPTED")
 
-    def _keep(self, unsent: Sequence[Event]) -> None:
-        try:
-            self._pending.rewrite(unsent)
-        except OSError as error:
-            self._warn("kept", f"{len(unsent)} updates for MLflow are lost ({error})")
-            return
-        if unsent:
-            text = f"{len(unsent)} updates could not be sent to MLflow at {self._target.shown}; {self._pending.path}"
-            self._warn("kept", f"{text} keeps them until `tune resume {self._spec.study}`")
-
     def _warn(self, kind: str, text: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
-            self._on_warning(text)
+            self._on_warning(" ".join(text.split())[:WARNING_CHARS])
 
-    # -- the background thread ----------------------------------------------------------------------------------
-
-    def _serve(self) -> None:
-        self._has_started_training.wait(IMPORT_DELAY_S)
-        runs: StudyRuns | None = None
-        retry_s, closing_attempts = RETRY_S, CLOSING_ATTEMPTS
-        while (chunk := self._next_chunk()) is not None:
-            try:
-                runs = runs or self._open()
-                runs.apply(chunk)
-            except Exception as error:
-                # The runs are looked up again: a call that failed here may have been carried out there.
-                runs = None
-                self._warn("unreachable", f"MLflow at {self._target.shown}: {error}; training goes on, points are kept")
-                if self._is_closing and (closing_attempts := closing_attempts - 1) <= 0:
-                    return
-                self._pause(CLOSING_RETRY_S if self._is_closing else retry_s, is_retry=True)
-                retry_s = min(2 * retry_s, MAX_RETRY_S)
-                continue
-            retry_s = RETRY_S
-            self._sent(len(chunk))
-            self._pause(FLUSH_S)
+    # -- on the background thread -------------------------------------------------------------------------------
 
     def _open(self) -> StudyRuns:
         from tuner.tracking_runs import StudyRuns
@@ -263,45 +190,9 @@ class MlflowTracker:
 
     def _run_exists(self, number: int, run_id: str, experiment_id: str) -> None:
         names = ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID")
-        with self._changed:
-            self._environments[number] = dict(zip(names, (self._target.uri, run_id, experiment_id), strict=True))
-            self._changed.notify_all()
+        self._environments[number] = dict(zip(names, (self._target.uri, run_id, experiment_id), strict=True))
+        self._sender.notify()
         self._on_run_id(number, run_id)
-
-    def _next_chunk(self) -> list[Event] | None:
-        """The events to send next, oldest first; waits for some. None when all is done."""
-        with self._changed:
-            self._is_urgent = False
-            self._changed.wait_for(lambda: self._old_events or self._queue or self._is_closing)
-            if self._is_abandoned:
-                return None
-            if self._old_events:
-                return self._old_events[:CHUNK]
-            chunk = self._queue[:CHUNK]
-        if chunk and time.time() - chunk[0]["time"] / 1000 > SLOW_S and self._steps:
-            self._warn("slow", f"MLflow at {self._target.shown} is slow: {len(self._queue)} updates wait for it")
-        return chunk or None
-
-    def _sent(self, count: int) -> None:
-        with self._changed:
-            # After `close` gave up, the file belongs to whoever opens the study next.
-            if self._is_abandoned:
-                return
-            if self._old_events:
-                del self._old_events[:count]
-            else:
-                del self._queue[:count]
-            try:
-                self._pending.sent([*(self._old_events or []), *self._queue])
-            except OSError as error:
-                self._warn("disk", f"{self._pending.path} cannot be written ({error}); MLflow may miss points")
-
-    def _pause(self, seconds: float, *, is_retry: bool = False) -> None:
-        with self._changed:
-            was_closing = self._is_closing
-            if not is_retry and (was_closing or len(self._queue) >= CHUNK):
-                return
-            self._changed.wait_for(lambda: self._is_urgent or self._is_closing != was_closing, seconds)
 
 
 def _ended_event(record: TrialRecord, metric: str) -> Event:

@@ -7,67 +7,24 @@ tracker's background thread only.
 
 from __future__ import annotations
 
-import json
-import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner import tracking_values as values
-from tuner.tracking_client import experiment_id, is_active_experiment, is_refusal, open_client, search_runs
+from tuner.tracking_client import is_refusal, open_client
+from tuner.tracking_lookup import Batch, FoundRuns, TrackedRun, folder_tag
 from tuner.tracking_pending import Event
 from tuner.tracking_target import Target
 
 if TYPE_CHECKING:
-    from mlflow.entities import Run
-
     from tuner.spec import StudySpec
 
-IDENTITY = "mlflow.json"
 STATUS = {"COMPLETE": "FINISHED", "PRUNED": "KILLED", "FAILED": "FAILED", "INTERRUPTED": "KILLED"}
 # MLflow takes 1000 entities in a call, of which 100 parameters and 100 tags.
 BATCH_METRICS, BATCH_OTHERS = 800, 100
 ARTIFACT_ATTEMPTS = 3
-
-
-@dataclass
-class TrackedRun:
-    """One run as the store had it when it was looked up, and what has been sent since.
-
-    Attributes:
-        run_id: Its id.
-        status: RUNNING, FINISHED, KILLED or FAILED.
-        params: Keys of the parameters it has.
-        is_interrupted: It carries the tag `interrupted`.
-        keys: Metrics the store may hold points of.
-        steps: Steps the store holds of a metric; asked for when that metric is to be sent for the first time.
-        batch: What is to be sent next.
-    """
-
-    run_id: str
-    status: str = "RUNNING"
-    params: set[str] = field(default_factory=set)
-    is_interrupted: bool = False
-    keys: set[str] = field(default_factory=set)
-    steps: dict[str, set[int]] = field(default_factory=dict)
-    batch: Batch = field(default_factory=lambda: Batch())
-
-    @classmethod
-    def found(cls, run: Run) -> TrackedRun:
-        """A run that is in the store."""
-        data = run.data
-        return cls(run.info.run_id, run.info.status, set(data.params), "interrupted" in data.tags, set(data.metrics))
-
-
-@dataclass
-class Batch:
-    """Entities for one run, sent in as few calls as possible; points are (key, step) -> (value, time in ms)."""
-
-    points: dict[tuple[str, int], tuple[float, int]] = field(default_factory=dict)
-    params: dict[str, str] = field(default_factory=dict)
-    tags: dict[str, str] = field(default_factory=dict)
 
 
 class StudyRuns:
@@ -100,10 +57,9 @@ class StudyRuns:
         self._artifact_failures = artifact_failures
         self._client = open_client(target)
         self._environment = values.environment_tags(spec)
-        self._parent: TrackedRun | None = None
-        self._outer_run: dict[str, str] = {}
-        self._trials: dict[int, TrackedRun] = {}
-        self._find(target)
+        found = FoundRuns(self._client, target, study_dir, on_warning)
+        self._parent, self._trials, self._outer_run = found.parent, found.trials, found.outer_run
+        self._experiment_id, self._study_id = found.experiment_id, found.study_id
 
     def apply(self, events: Iterable[Event]) -> None:
         """Bring the store up to date with `events`, in order.
@@ -137,7 +93,7 @@ class StudyRuns:
     def _study_started(self, event: Event) -> None:
         run = self._parent_run(event["time"])
         self._reopen(run)
-        run.batch.tags.update(self._environment | values.tags(event["tags"]))
+        run.batch.tags.update(self._study_tags("study") | self._environment | values.tags(event["tags"]))
         for name in ("study.yaml", "spec.json"):
             self._artifact(run, self._dir / name)
         for ended in event["ended"]:
@@ -170,13 +126,15 @@ class StudyRuns:
         run = self._trials.get(event["number"])
         if run is None:
             return
-        run.batch.tags.update(values.tags({key: event[key] for key in ("reason", "checkpoint")}))
-        run.batch.tags["tune.state"] = event["state"]
+        is_interrupted = event["state"] == "INTERRUPTED"
+        # Why and with what it ended is not known yet for one that goes on: tags and points would stay behind.
+        kept = ("checkpoint",) if is_interrupted else ("reason", "checkpoint")
+        run.batch.tags.update(values.tags({key: event[key] for key in kept} | {"tune.state": event["state"]}))
         if event["diverged"]:
             run.batch.tags["diverged"] = "true"
-        if event["value"] is not None:
+        if event["value"] is not None and not is_interrupted:
             self._add(run, event["step"], {"objective": event["value"]}, event["time"])
-        self._close(run, STATUS[event["state"]], event["time"], is_interrupted=event["state"] == "INTERRUPTED")
+        self._close(run, STATUS[event["state"]], event["time"], is_interrupted=is_interrupted)
 
     def _study_ended(self, event: Event) -> None:
         run = self._parent_run(event["time"])
@@ -189,67 +147,18 @@ class StudyRuns:
         run.batch.tags.update(tags)
         for path in event["artifacts"]:
             self._artifact(run, Path(path))
+        for trial in self._trials.values():
+            # Left by a kill, and not gone on with since.
+            if trial.status == "RUNNING":
+                self._close(trial, "KILLED", event["time"], is_interrupted=True)
         is_interrupted = summary.get("state") == "interrupted"
         self._close(run, values.parent_status(summary), event["time"], is_interrupted=is_interrupted)
 
-    # -- finding and making runs --------------------------------------------------------------------------------
-
-    def _find(self, target: Target) -> None:
-        """Find the study's experiment and runs, wherever an earlier session made them."""
-        known = _read_identity(self._dir / IDENTITY)
-        stored = (known or {}).get("experiment_id")
-        is_there = stored is not None and is_active_experiment(self._client, stored)
-        self._experiment_id = stored if is_there and stored else experiment_id(self._client, target)
-        self._study_id = self._identity(known)
-        self._load()
-        if self._parent is None and is_there:
-            # Ids mean something else in another store.
-            self._experiment_id = experiment_id(self._client, target)
-            self._load()
-        if self._parent is None and target.run_id is not None:
-            self._adopt_parent(target.run_id)
-        _write_identity(self._dir / IDENTITY, {"study_id": self._study_id, "experiment_id": self._experiment_id})
-
-    def _identity(self, known: Mapping[str, str] | None) -> str:
-        if known is None or "study_id" in known:
-            return (known or {}).get("study_id") or uuid.uuid4().hex
-        # The file is there but damaged: the store still knows who wrote from this folder.
-        where = {"tune.kind": "study", "tune.folder": _quoted(self._dir)}
-        found = search_runs(self._client, self._experiment_id, where)
-        return str(found[-1].data.tags["tune.study_id"]) if found else uuid.uuid4().hex
-
-    def _load(self) -> None:
-        for run in search_runs(self._client, self._experiment_id, {"tune.study_id": self._study_id}):
-            number = int(run.data.tags.get("tune.trial", -1))
-            taken = self._parent if number < 0 else self._trials.get(number)
-            if taken is not None:
-                # A call that timed out on this side was carried out after all.
-                self._client.delete_run(run.info.run_id)
-            elif number < 0:
-                self._parent = TrackedRun.found(run)
-            else:
-                self._trials[number] = TrackedRun.found(run)
-
-    def _adopt_parent(self, run_id: str) -> None:
-        try:
-            run = self._client.get_run(run_id)
-        except Exception as error:
-            if not is_refusal(error):
-                raise
-            self._on_warning(f"MLflow has no run {run_id} (MLFLOW_RUN_ID); the study gets a run of its own")
-            return
-        self._experiment_id = run.info.experiment_id
-        if run.data.tags.get("tune.study_id", self._study_id) != self._study_id:
-            # Two studies inside one outer run: only the first can be that run itself.
-            self._outer_run = {"mlflow.parentRunId": run_id}
-            return
-        self._parent = TrackedRun.found(run)
-        self._parent.batch.tags.update(self._study_tags("study"))
-        self._flush(self._parent)
+    # -- runs ---------------------------------------------------------------------------------------------------
 
     def _study_tags(self, kind: str) -> dict[str, str]:
         tags = {"tune.study_id": self._study_id, "tune.study": self._spec.study, "tune.kind": kind}
-        return tags | ({"tune.folder": _quoted(self._dir)} if kind == "study" else {})
+        return tags | ({"tune.folder": folder_tag(self._dir)} if kind == "study" else {})
 
     def _parent_run(self, time_ms: int) -> TrackedRun:
         if self._parent is None:
@@ -338,25 +247,3 @@ class StudyRuns:
                 raise
             self._artifact_failures[key] = ARTIFACT_ATTEMPTS
             self._on_warning(f"MLflow does not take the artifact {Path(name).name}: {error}")
-
-
-def _quoted(path: Path) -> str:
-    # Quotes would end the search filter's string.
-    return str(path).replace("'", "_").replace('"', "_")
-
-
-def _read_identity(path: Path) -> dict[str, str] | None:
-    """What an earlier session wrote; None when there was none, empty when it cannot be read."""
-    if not path.exists():
-        return None
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
-
-
-def _write_identity(path: Path, content: Mapping[str, str]) -> None:
-    draft = path.with_name(f"{path.name}.new")
-    draft.write_text(json.dumps(content), encoding="utf-8")
-    draft.replace(path)

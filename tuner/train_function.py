@@ -13,6 +13,7 @@ import inspect
 import os
 import shutil
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -22,11 +23,21 @@ from typing import Any
 
 import ray
 import ray.train
+import ray.train.collective
 from ray.train import Checkpoint
 from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUtils, set_train_fn_utils
 
-from trainables.checkpoint_dir import PARTIAL_SUFFIX, clean, keep_last, newest_complete, step_dir, step_of, write_manifest
+from trainables.checkpoint_dir import (
+    PARTIAL_SUFFIX,
+    clean,
+    keep_last,
+    newest_complete,
+    step_dir,
+    step_of,
+    write_manifest,
+)
 from tuner.channel import Assignment, Ended, Hello, Reported, Saved, Start, Stop, connect, one_line
+from tuner.trial_log import trial_log
 
 
 class StopTrial(BaseException):
@@ -50,16 +61,18 @@ def _run(trainable: str, assignment: Assignment, line: Connection[Any, Any] | No
     os.environ.update(assignment.environment)
     reporting = _Reporting(assignment, line)
     set_train_fn_utils(reporting)
-    try:
-        call(load_function(trainable), assignment.values)
-        return Ended(assignment.number, "completed")
-    except StopTrial:
-        return Ended(assignment.number, "stopped")
-    except Exception as error:
-        if ray.train.get_context().get_world_size() > 1:
-            # The other ranks may wait for this one: only the end of the whole group releases them.
-            raise
-        return Ended(assignment.number, "failed", one_line(error), traceback.format_exc())
+    with trial_log(assignment, ray.train.get_context().get_world_rank()):
+        try:
+            call(load_function(trainable), assignment.values)
+            return Ended(assignment.number, "completed")
+        except StopTrial:
+            return Ended(assignment.number, "stopped")
+        except Exception as error:
+            traceback.print_exc()
+            if ray.train.get_context().get_world_size() > 1:
+                # The other ranks may wait for this one: only the end of the whole group releases them.
+                raise
+            return Ended(assignment.number, "failed", one_line(error))
 
 
 class _Reporting(DistributedTrainFnUtils):
@@ -74,6 +87,7 @@ class _Reporting(DistributedTrainFnUtils):
         self.barrier()
         newest = newest_complete(self._root)
         self._checkpoint = None if newest is None else Checkpoint(newest)
+        self._busy_since = time.time()
         self._last_step = assignment.reported_step if newest is None else step_of(newest)
 
     def get_checkpoint(self) -> Checkpoint | None:
@@ -82,14 +96,17 @@ class _Reporting(DistributedTrainFnUtils):
 
     def report(self, metrics: dict[str, Any], checkpoint: Checkpoint | None = None, *_: Any, **__: Any) -> None:
         """Keep the checkpoint, tell the slot, and unwind when the trial is over."""
-        step = metrics.get("step")
-        if checkpoint is not None and isinstance(step, int):
-            self._keep(checkpoint, step, metrics)
+        now = time.time()
+        # A report without a step still reaches the study, which says what is missing.
+        self._last_step = int(metrics.get("step", self._last_step + 1))
+        if checkpoint is not None:
+            self._keep(checkpoint, self._last_step, metrics)
         command = None
         if self._line is not None:
-            number = self._assignment.number
-            self._line.send(Reported(number, step if isinstance(step, int) else 0, dict(metrics), (), 0.0, waits=True))
+            busy_s = now - self._busy_since
+            self._line.send(Reported(self._assignment.number, self._last_step, dict(metrics), (), busy_s, waits=True))
             command = self._line.recv()
+        self._busy_since = time.time()
         if isinstance(self.broadcast_from_rank_zero(command), Stop):
             raise StopTrial
 
@@ -142,4 +159,3 @@ def _module_from_file(path: Path) -> ModuleType:
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
-

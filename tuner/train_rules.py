@@ -13,7 +13,7 @@ from tuner.parameters import Float, Parameter
 from tuner.rules import NOT_SEARCHABLE, Fault, constant, set_dotted
 from tuner.schema import default_of, faults, field_at
 from tuner.search_space import SearchSpace
-from tuner.yaml_source import KeyPath, dotted
+from tuner.wording import KeyPath, dotted
 
 
 def searched_fault(name: str) -> str:
@@ -24,7 +24,7 @@ def searched_fault(name: str) -> str:
 
 
 def whole_config(train: dict[str, Any], space: SearchSpace, max_t: int | None) -> dict[str, Any]:
-    """One complete configuration: the constants, and a value of the space for each searched key without one.
+    """One complete configuration: the constants, and a value of the space for each searched key without a default.
 
     Args:
         train: The constants.
@@ -32,9 +32,8 @@ def whole_config(train: dict[str, Any], space: SearchSpace, max_t: int | None) -
         max_t: Length of a trial in steps; it is max_steps where train has none.
     """
     values = copy.deepcopy(train)
-    for name, parameter in space.parameters.items():
-        if not constant(train, name)[0]:
-            _try_set(values, name, next(_bounds(parameter))[1])
+    for name in _filled_in(train, space):
+        _try_set(values, name, next(_bounds(space.parameters[name]))[1])
     if max_t is not None:
         values.setdefault("max_steps", max_t)
     return values
@@ -42,10 +41,13 @@ def whole_config(train: dict[str, Any], space: SearchSpace, max_t: int | None) -
 
 def constant_faults(values: dict[str, Any], train: dict[str, Any], space: SearchSpace) -> Iterator[Fault]:
     """Faults of the constants in `values`, which `whole_config` made of the other two."""
-    filled_in = [name for name in space.parameters if not constant(train, name)[0]]
     for path, message in _validate(values):
-        if dotted(path) not in filled_in:
+        if dotted(path) not in _filled_in(train, space):
             yield ("train", *path), message
+
+
+def _filled_in(train: dict[str, Any], space: SearchSpace) -> list[str]:
+    return [name for name in space.parameters if not constant(train, name)[0] and not default_of(TrainConfig, name)[0]]
 
 
 def range_faults(values: dict[str, Any], space: SearchSpace) -> Iterator[Fault]:

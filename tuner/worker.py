@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-import os
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -19,13 +18,14 @@ from typing import Any
 
 import ray
 import torch.distributed as dist
-from trainables.checkpoint import save_checkpoint
-from trainables.finetune import Report, Warm, Worker, finetune
 
+from trainables.checkpoint import save_checkpoint
 from trainables.checkpoint_dir import clean, keep_last, newest_complete, read_manifest, step_dir
 from trainables.config import TrainConfig
 from trainables.errors import Diverged
+from trainables.finetune import Report, Warm, Worker, finetune
 from tuner.channel import Address, Assignment, Ended, Go, Hello, Quit, Reported, Saved, Start, Stop, connect, one_line
+from tuner.trial_log import trial_log
 
 Loop = Callable[..., Iterator[Report]]
 LOOPS: dict[str, Loop] = {"ddp": finetune}
@@ -103,17 +103,18 @@ def this_worker() -> Worker:
 
 def run_trial(assignment: Assignment, service: Service, worker: Worker, line: Line, warm: Warm) -> Ended:
     """Run one trial until it completes, is stopped, or fails."""
-    try:
-        os.environ.update(assignment.environment)
-        completed = _Trial(assignment, service, worker, line).run(warm)
-        return Ended(assignment.number, "completed" if completed else "stopped")
-    except Diverged as error:
-        return Ended(assignment.number, "diverged", str(error))
-    except Exception as error:
-        if worker.world_size > 1:
-            # The other ranks may be waiting in a collective this one never reached: only a new group helps.
-            raise
-        return Ended(assignment.number, "failed", one_line(error), traceback.format_exc())
+    with trial_log(assignment, worker.rank):
+        try:
+            completed = _Trial(assignment, service, worker, line).run(warm)
+            return Ended(assignment.number, "completed" if completed else "stopped")
+        except Diverged as error:
+            return Ended(assignment.number, "diverged", str(error))
+        except Exception as error:
+            traceback.print_exc()
+            if worker.world_size > 1:
+                # The other ranks may be waiting in a collective this one never reached: only a new group helps.
+                raise
+            return Ended(assignment.number, "failed", one_line(error))
 
 
 class _Trial:
@@ -140,6 +141,7 @@ class _Trial:
         )
         with closing(loop):  # type: ignore[type-var]
             for report in loop:
+                print(" ".join(f"{name}={value:.6g}" for name, value in report.metrics.items()))
                 command = self._deliver(report)
                 if isinstance(command, Stop):
                     if command.save:
@@ -170,13 +172,13 @@ class _Trial:
     def _deliver(self, report: Report) -> Go | Stop | None:
         number, steps = self._assignment.number, self._assignment.decision_steps
         if report.step <= self._assignment.reported_step:
-            return self._line.poll()  # type: ignore[no-any-return]
+            return self._line.poll()
         waits = not report.is_last and (steps is None or report.step in steps)
         busy_s = report.train_s + report.eval_s
         self._line.send(
             Reported(number, report.step, report.metrics, report.history, busy_s, waits, is_last=report.is_last)
         )
-        return self._line.receive() if waits else self._line.poll()  # type: ignore[no-any-return]
+        return self._line.receive() if waits else self._line.poll()
 
     def _is_due(self, report: Report) -> bool:
         if self._improves(report):

@@ -97,7 +97,8 @@ def _compose(text: str, name: str) -> Node | None:
         raise _fatal(name, _syntax_message(error), mark.line + 1 if mark else None) from None
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise _fatal(name, f"character {error.character!r} is not allowed in YAML; remove it", line) from None
+        code = error.character if isinstance(error.character, int) else ord(error.character)
+        raise _fatal(name, f"character U+{code:04X} is not allowed in YAML; remove it", line) from None
     except RecursionError:
         raise _fatal(name, "is nested too deeply; no study file is") from None
     except (YAMLError, ValueError) as error:

@@ -1,28 +1,18 @@
-"""YAML 1.2 text to plain data, with the line of every key.
-
-The node tree of ruamel.yaml is read directly rather than through its constructor: that keeps a line for every key,
-collects all faults instead of the first, and leaves what only YAML 1.1 or ruamel would convert (`012`, `1_000`,
-`2024-01-01`, `on`) as the text that was written. Overrides from the command line go through the same parser.
-"""
+"""The study file: plain data that knows its lines, and values from the command line put over it."""
 
 from __future__ import annotations
 
 import copy
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
-from ruamel.yaml.reader import ReaderError
-from ruamel.yaml.resolver import VersionedResolver
-from ruamel.yaml.tag import Tag
-
 from tuner.errors import Problem, SpecError
+from tuner.wording import KeyPath, dotted, kind_of
+from tuner.yaml_nodes import parse_yaml
 
 SET = "--set"
 # The pure-Python parser reads about 200 kB/s: this keeps the worst file under two seconds.
@@ -73,15 +63,12 @@ def read_yaml(path: str | Path) -> YamlSource:
     """
     name = str(path)
     text = _read_text(Path(path), name)
-    root = _compose(text, name)
-    if root is None:
+    data, lines, problems = parse_yaml(text, name)
+    if data is None:
         raise _fatal(name, "the file is empty; a study needs at least study, train, search_space and search")
-    builder = _Builder(name)
-    data = builder.value(root, ())
     if not isinstance(data, dict):
-        line = root.start_mark.line + 1
-        raise _fatal(name, f"must be a mapping with the keys of a study at top level, got {kind_of(data)}", line)
-    return YamlSource(name, text, data, builder.lines, tuple(builder.problems))
+        raise _fatal(name, f"must be a mapping with the keys of a study at top level, got {kind_of(data)}", 1)
+    return YamlSource(name, text, data, lines, tuple(problems))
 
 
 def from_data(data: Mapping[str, Any], path: str = "study") -> YamlSource:
@@ -106,6 +93,10 @@ def with_overrides(source: YamlSource, overrides: Sequence[str]) -> YamlSource:
         problem = _apply(data, item, overridden)
         problems += [problem] if isinstance(problem, Problem) else problem
     return replace(source, data=data, problems=tuple(problems), overridden=frozenset(overridden))
+
+
+def _fatal(source: str, message: str, line: int | None = None) -> SpecError:
+    return SpecError([Problem("", message, line, source)])
 
 
 def _read_text(path: Path, name: str) -> str:
@@ -151,14 +142,12 @@ def _apply(data: dict[str, Any], item: str, overridden: set[KeyPath]) -> Problem
 
 
 def _parse_value(text: str, name: str) -> tuple[Any, list[Problem]]:
-    builder = _Builder(SET)
     try:
-        root = _compose(text, SET)
-        value = None if root is None else builder.value(root, ())
+        value, _, problems = parse_yaml(text, SET)
     except SpecError as error:
-        return None, [replace(problem, key=name, line=None) for problem in error.problems]
-    keys = [f"{name}.{problem.key}" if problem.key else name for problem in builder.problems]
-    return value, [replace(problem, key=key, line=None) for problem, key in zip(builder.problems, keys, strict=True)]
+        value, problems = None, list(error.problems)
+    keys = [f"{name}.{problem.key}" if problem.key else name for problem in problems]
+    return value, [replace(problem, key=key, line=None) for problem, key in zip(problems, keys, strict=True)]
 
 
 def _assign(data: dict[str, Any], parts: list[str], value: Any) -> set[KeyPath]:

@@ -1,0 +1,145 @@
+"""The stopping rules, without Ray: what each keeps, and that replaying a record rebuilds them."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from tuner.early_stopping import Brackets, MedianStopping, NeverStop, StoppingRule, SuccessiveHalving
+from tuner.plan import rungs
+
+
+def halving() -> SuccessiveHalving:
+    return SuccessiveHalving([3, 9], reduction_factor=3)
+
+
+def test_the_first_to_reach_a_rung_goes_on() -> None:
+    assert halving().keeps(0, 3, 5.0)
+
+
+def test_one_in_three_goes_on_from_a_rung() -> None:
+    rule = halving()
+    values = [5.0, 4.0, 6.0, 3.0, 7.0, 8.0]
+    kept = [rule.keeps(number, 3, value) for number, value in enumerate(values)]
+    # Each is compared with what had arrived by then: 5 is alone, 4 beats it, 3 beats all.
+    assert kept == [True, True, False, True, False, False]
+
+
+def test_as_many_places_as_a_third_of_the_arrivals() -> None:
+    rule = halving()
+    for number in range(6):
+        rule.keeps(number, 3, float(number))
+    assert rule.keeps(6, 3, 0.5), "second best of seven, and two places"
+    assert not rule.keeps(7, 3, 1.5)
+
+
+def test_values_between_rungs_decide_nothing() -> None:
+    rule = halving()
+    rule.keeps(0, 3, 1.0)
+    assert rule.keeps(0, 6, 1e9)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_value_that_is_not_finite_never_passes_not_even_as_the_first(bad: float) -> None:
+    assert not halving().keeps(0, 3, bad)
+
+
+def test_two_nans_do_not_disable_a_rung() -> None:
+    rule = halving()
+    for number in range(2):
+        rule.keeps(number, 3, math.nan)
+    assert rule.keeps(2, 3, 1.0)
+    assert not rule.keeps(3, 3, 2.0)
+
+
+def test_a_loop_that_skips_rungs_is_judged_at_the_highest_and_counts_in_all() -> None:
+    rule = halving()
+    assert rule.keeps(0, 9, 1.0)
+    assert not rule.keeps(1, 3, 2.0)
+    assert not rule.keeps(2, 9, 3.0)
+
+
+def test_a_trial_enters_a_rung_once() -> None:
+    rule = halving()
+    rule.keeps(0, 3, 1.0)
+    rule.keeps(0, 3, 1.0)
+    rule.keeps(0, 4, 1.0)
+    assert rule.keeps(1, 3, 0.5)
+    assert not rule.keeps(2, 3, 0.7), "two places would need six arrivals"
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda: Brackets([3, 9], 3, num_brackets=1, seed=0),
+        lambda: Brackets([3, 9, 27], 3, num_brackets=3, seed=7),
+        lambda: MedianStopping(grace_period=3, min_samples=2),
+        NeverStop,
+    ],
+)
+def test_replaying_a_record_gives_the_same_decisions_as_having_seen_it(rule: object) -> None:
+    rng = random.Random(0)
+    live, record = rule(), {}  # type: ignore[operator]
+    assert isinstance(live, StoppingRule)
+    for number in range(12):
+        for step in (3, 9):
+            value = rng.random()
+            record.setdefault(number, {})[step] = value
+            if not live.keeps(number, step, value):
+                break
+    rebuilt = rule()  # type: ignore[operator]
+    for number, values in record.items():
+        rebuilt.replay(number, values)
+    for number in range(12, 40):
+        value = rng.random()
+        assert live.keeps(number, 3, value) == rebuilt.keeps(number, 3, value)
+
+
+def test_brackets_depend_on_seed_and_number_alone() -> None:
+    one, other = (Brackets([3, 9, 27], 3, num_brackets=3, seed=1) for _ in range(2))
+    random.seed(99)
+    assert [one.bracket(n) for n in range(50)] == [other.bracket(n) for n in reversed(range(50))][::-1]
+    assert {one.bracket(n) for n in range(200)} == {0, 1, 2}
+
+
+def test_a_later_bracket_decides_at_fewer_rungs() -> None:
+    rule = Brackets([3, 9, 27], 3, num_brackets=3, seed=1)
+    for number in range(30):
+        assert rule.decision_steps(number) == (3, 9, 27)[rule.bracket(number) :]
+
+
+def test_more_brackets_than_rungs_are_as_many_as_rungs() -> None:
+    rule = Brackets([3], 3, num_brackets=5, seed=0)
+    assert {rule.bracket(number) for number in range(20)} == {0}
+
+
+def test_the_median_rule_stops_what_is_worse_than_the_median_of_running_means() -> None:
+    rule = MedianStopping(grace_period=3, min_samples=3)
+    for number, values in enumerate([(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)]):
+        for step, value in zip((3, 6), values, strict=True):
+            assert rule.keeps(number, step, value)
+    assert rule.keeps(3, 3, 1.9)
+    assert not rule.keeps(4, 3, 2.1)
+
+
+def test_the_median_rule_waits_for_its_grace_period_and_samples() -> None:
+    rule = MedianStopping(grace_period=6, min_samples=2)
+    assert rule.keeps(0, 3, 9.0)
+    assert rule.keeps(1, 6, 9.0)
+    assert rule.keeps(2, 6, 99.0)
+
+
+@pytest.mark.parametrize(
+    ("grace", "max_t", "eta", "expected"),
+    [
+        (3, 27, 3, [3, 9]),
+        (1, 1000, 10, [1, 10, 100]),
+        (1, 1001, 10, [1, 10, 100, 1000]),
+        (1, 1, 2, []),
+        (5, 243, 3, [5, 15, 45, 135]),
+    ],
+)
+def test_rungs_are_exact_for_any_length(grace: int, max_t: int, eta: int, expected: list[int]) -> None:
+    assert rungs(grace, max_t, eta) == expected

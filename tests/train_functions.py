@@ -1,0 +1,40 @@
+"""Plain Ray Train functions, as anyone might have written them: they know nothing of this project."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import ray.train
+from ray.train import Checkpoint
+
+
+def quadratic(config: dict[str, Any]) -> None:
+    """Nine steps towards x squared, with a checkpoint at each; the file in it counts the steps."""
+    start = 0
+    if checkpoint := ray.train.get_checkpoint():
+        with checkpoint.as_directory() as folder:
+            start = json.loads(Path(folder, "state.json").read_text())["step"]
+    for step in range(start + 1, 10):
+        metrics = {"step": step, "loss": config["x"] ** 2 + 1 / step}
+        with tempfile.TemporaryDirectory() as folder:
+            if ray.train.get_context().get_world_rank() == 0:
+                Path(folder, "state.json").write_text(json.dumps(metrics))
+            ray.train.report(metrics, checkpoint=Checkpoint.from_directory(folder))
+
+
+def without_loss(config: dict[str, Any]) -> None:
+    """Reports no loss."""
+    ray.train.report({"step": 1, "other": config["x"]})
+
+
+def without_step(config: dict[str, Any]) -> None:
+    """Reports no step."""
+    ray.train.report({"loss": 1.0, "other": config["x"]})
+
+
+def raising(config: dict[str, Any]) -> None:
+    """Fails the same way every time."""
+    config["x"] / 0
