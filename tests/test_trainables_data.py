@@ -258,9 +258,9 @@ def test_prepared_data_follows_the_file_and_the_settings(tmp_path: Path) -> None
 
 def test_an_interrupted_preparation_is_made_anew(tmp_path: Path) -> None:
     store_of([{"text": "a b"}], tmp_path)
-    [folder] = [path for path in (tmp_path / "cache/prepared").iterdir() if path.is_dir()]
-    folder.rename(folder.with_name(folder.name + ".partial"))
-    (folder.with_name(folder.name + ".partial") / "tokens.bin").write_bytes(b"torn")
+    for folder in [path for path in (tmp_path / "cache/prepared").iterdir() if path.is_dir()]:
+        draft = folder.rename(folder.with_name(folder.name + ".partial"))
+        (draft / "tokens.bin").write_bytes(b"torn")
     config = tiny_config(
         tmp_path / "rows.jsonl", dataset={"path": str(tmp_path / "rows.jsonl"), "eval_split": "train[:1]"}
     )
@@ -274,7 +274,8 @@ def test_a_tokenizer_folder_is_known_by_its_contents(tmp_path: Path) -> None:
     for name in ("one", "two"):
         config = tiny_config(data, tokenizer=str(tmp_path / name))
         prepare(config, "train", tmp_path / "cache", lambda config=config: load_tokenizer(config))  # type: ignore[misc]
-    assert len([path for path in (tmp_path / "cache/prepared").iterdir() if path.is_dir()]) == 1
+    roles = [path for path in (tmp_path / "cache/prepared").iterdir() if path.is_dir()]
+    assert len(roles) == 2, "training and evaluation, once"
 
 
 def _prepare_and_note(folder: Path, number: int, barrier: Any) -> None:

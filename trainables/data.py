@@ -12,6 +12,7 @@ import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Role = Literal["train", "eval"]
+ROLES: tuple[Role, ...] = ("train", "eval")
 
 HELD_OUT_FRACTION = 0.05
 HELD_OUT_MAX = 2000
@@ -82,14 +84,23 @@ def prepare(
     Raises:
         ValueError: The data cannot be read, or holds nothing to train on.
     """
-    root = cache_dir / "prepared"
-    folder = root / _digest(config, role)
-    if not folder.is_dir():
-        root.mkdir(parents=True, exist_ok=True)
-        with FileLock(root / f"{folder.name}.lock"):
+    folders: dict[Role, Path] = {each: cache_dir / "prepared" / _digest(config, each) for each in ROLES}
+    if not folders[role].is_dir():
+        _write_missing(config, folders, load_tokenizer)
+    return _open_store(folders[role])
+
+
+def _write_missing(
+    config: TrainConfig, folders: dict[Role, Path], load_tokenizer: Callable[[], PreTrainedTokenizerBase]
+) -> None:
+    """Tokenises both roles in one go: they are often two parts of one file, which is then read once."""
+    folders["train"].parent.mkdir(parents=True, exist_ok=True)
+    load = lru_cache(maxsize=1)(partial(load_rows, config.dataset))
+    # Configs that share only their evaluation data must not write it at once either.
+    with FileLock(folders["train"].parent / "prepared.lock"):
+        for role, folder in folders.items():
             if not folder.is_dir():
-                _write_store(config, role, folder, load_tokenizer())
-    return _open_store(folder)
+                _write_store(config, role, folder, load_tokenizer(), load)
 
 
 def _digest(config: TrainConfig, role: Role) -> str:
@@ -118,14 +129,20 @@ def _open_store(folder: Path) -> TokenStore:
     )
 
 
-def _write_store(config: TrainConfig, role: Role, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    rows, chosen = _select_rows(config, role)
-    partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
+def _write_store(
+    config: TrainConfig,
+    role: Role,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    load: Callable[[str], Sequence[Row]],
+) -> None:
+    rows, chosen = _select_rows(config, role, load)
+    draft = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
     lengths: list[int] = []
     num_targets: list[int] = []
-    with (partial / "tokens.bin").open("wb") as tokens_file, (partial / "counts.bin").open("wb") as counts_file:
+    with (draft / "tokens.bin").open("wb") as tokens_file, (draft / "counts.bin").open("wb") as counts_file:
         for tokens, counts in _tokenise(rows, chosen, config, tokenizer):
             if counts[1:].any():
                 tokens_file.write(tokens.tobytes())
@@ -133,9 +150,9 @@ def _write_store(config: TrainConfig, role: Role, folder: Path, tokenizer: PreTr
                 lengths.append(len(tokens))
                 num_targets.append(int(counts[1:].sum()))
     _check_kept(len(lengths), len(chosen), config, role)
-    np.save(partial / "starts.npy", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
-    np.save(partial / "num_targets.npy", np.array(num_targets, dtype=np.int64))
-    partial.rename(folder)
+    np.save(draft / "starts.npy", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+    np.save(draft / "num_targets.npy", np.array(num_targets, dtype=np.int64))
+    draft.rename(folder)
 
 
 def _check_kept(num_kept: int, num_rows: int, config: TrainConfig, role: Role) -> None:
@@ -155,13 +172,15 @@ def _check_kept(num_kept: int, num_rows: int, config: TrainConfig, role: Role) -
         )
 
 
-def _select_rows(config: TrainConfig, role: Role) -> tuple[Sequence[Row], NDArray[np.int64]]:
+def _select_rows(
+    config: TrainConfig, role: Role, load: Callable[[str], Sequence[Row]]
+) -> tuple[Sequence[Row], NDArray[np.int64]]:
     # Rows of the hub stay on disk: only their numbers are chosen here.
     dataset = config.dataset
     if role == "eval" and dataset.eval_split is not None:
-        rows = load_rows(dataset, dataset.eval_split)
+        rows = load(dataset.eval_split)
         return rows, np.arange(len(rows))
-    rows = load_rows(dataset, dataset.split)
+    rows = load(dataset.split)
     if dataset.eval_split is not None:
         return rows, np.arange(len(rows))[: dataset.limit]
     held_out = held_out_rows(len(rows))

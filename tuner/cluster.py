@@ -32,6 +32,9 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
+# Set while the cluster is one that `connected` has started.
+LOCAL = "TUNER_LOCAL_CLUSTER"
+
 
 @contextmanager
 def connected(address: str | None = None) -> Iterator[None]:
@@ -61,6 +64,8 @@ def connected(address: str | None = None) -> Iterator[None]:
 def _start_local() -> None:
     # Processes of a local cluster inherit the environment; a runtime environment would only delay each of them.
     os.environ["PYTHONPATH"] = _python_path()
+    os.environ[LOCAL] = "1"
+    os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"  # nobody preempts a node of one's own machine
     _init(address="local", include_dashboard=False)
 
 
@@ -87,6 +92,11 @@ def capacity() -> Capacity:
     found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     nodes = tuple(_node_capacity(node["Resources"]) for node in found if node["Alive"])
     return Capacity(cpus=sum(cpus for cpus, _ in nodes), gpus=sum(gpus for _, gpus in nodes), nodes=nodes)
+
+
+def can_autoscale() -> bool:
+    """Whether the cluster may have nodes to come; one that was started here has none."""
+    return os.environ.get(LOCAL) != "1"
 
 
 def _node_capacity(resources: dict[str, Any]) -> tuple[float, float]:

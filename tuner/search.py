@@ -52,6 +52,7 @@ def run(
     observer = observer or Observer()
     refuse_existing(spec.study, root)
     _tracker(spec, root / spec.study, observer).check()
+    _import_ahead()
     with cluster.connected(address):
         plan = _plan(spec)
         study = Study.create(spec, source_text, root)
@@ -87,10 +88,21 @@ def resume(
         if overrides:
             study.replace_spec(extend_spec(study.spec, overrides))
         _tracker(study.spec, study.dir, observer).check()
+        _import_ahead()
         with cluster.connected(address):
             return _search(study, _plan(study.spec), observer)
     finally:
         study.close()
+
+
+def _import_ahead() -> None:
+    """Load what the search needs while the cluster starts: most of that time this process only waits."""
+
+    def load() -> None:
+        import optuna  # noqa: F401
+        import ray.tune  # noqa: F401
+
+    threading.Thread(target=load, daemon=True, name="import-ahead").start()
 
 
 def _plan(spec: StudySpec) -> Plan:
@@ -172,6 +184,7 @@ def _settings(study: Study, plan: Plan, stop_key: str) -> SlotSettings:
         scratch_dir=str(directory / "ray"),
         cache_dir=str(directory / "data"),
         max_failures=study.spec.failures.max_failures,
+        can_autoscale=cluster.can_autoscale(),
         stop_key=stop_key,
     )
 

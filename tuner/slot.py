@@ -7,18 +7,19 @@ that dies is started anew and the trial goes on from its newest complete checkpo
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 import ray.train
 from ray import tune
 from ray.experimental import internal_kv
-from ray.train.torch import TorchConfig, TorchTrainer
 
 from tuner.channel import Assignment, Ended, Endpoint, Go, Heard, Hello, Quit, Reported, Saved, Start, Stop
+
+if TYPE_CHECKING:
+    from tuner.trainer import TrainerThread
 
 # How long a worker that was told to let go may take before its group is given up.
 PATIENCE_S = 25.0
@@ -39,6 +40,7 @@ class SlotSettings:
         scratch_dir: Ray Train's own folder.
         cache_dir: Tokenised data.
         max_failures: Fresh attempts a trial gets after a failure.
+        can_autoscale: Whether the cluster may grow when it is asked to.
         stop_key: Name in the cluster's key-value store whose presence asks all trials to save and stop.
     """
 
@@ -49,61 +51,13 @@ class SlotSettings:
     scratch_dir: str
     cache_dir: str
     max_failures: int
+    can_autoscale: bool
     stop_key: str
 
     @property
     def is_warm(self) -> bool:
         """Whether workers outlive a trial: with the built-in loops they do, with a plain function they do not."""
         return ":" not in self.trainable
-
-
-class Trainer:
-    """One TorchTrainer run in a thread, and how it ended."""
-
-    def __init__(self, settings: SlotSettings, endpoint: Endpoint) -> None:
-        self._settings = settings
-        self._endpoint = endpoint
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._fit, daemon=True, name="slot-trainer")
-        self._thread.start()
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the run goes on."""
-        return self._thread.is_alive()
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the run to end; returns whether it did."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def _fit(self) -> None:
-        try:
-            self._make().fit()
-        except BaseException as error:  # the slot's main thread decides what it means
-            self.error = error
-
-    def _make(self) -> TorchTrainer:
-        known = self._settings
-        service = {"address": self._endpoint.address, "trainable": known.trainable, "cache_dir": known.cache_dir}
-        resources = {"CPU": known.cpus_per_worker}
-        if known.gpus_per_worker:
-            resources["GPU"] = known.gpus_per_worker
-        return TorchTrainer(
-            _serve if known.is_warm else _serve_function,
-            train_loop_config=service,
-            torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if known.gpus_per_worker else "gloo"),
-            scaling_config=ray.train.ScalingConfig(
-                num_workers=known.num_workers,
-                use_gpu=bool(known.gpus_per_worker),
-                resources_per_worker=resources,
-            ),
-            run_config=ray.train.RunConfig(
-                name=f"slot-{threading.get_native_id()}-{time.time_ns()}",
-                storage_path=known.scratch_dir,
-                failure_config=ray.train.FailureConfig(max_failures=0),
-            ),
-        )
 
 
 def _serve(service: dict[str, Any]) -> None:
@@ -129,7 +83,7 @@ class TrialSlot(tune.Trainable):
         """Open the line and start the workers; they come up while Tune goes on."""
         self._settings: SlotSettings = config["slot"]
         self._endpoint = Endpoint(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        self._trainer: Trainer | None = None
+        self._trainer: TrainerThread | None = None
         self._rank_zero: Any = None
         self._next_look = 0.0
         self._waiting = False
@@ -171,7 +125,27 @@ class TrialSlot(tune.Trainable):
         if not self._settings.is_warm or (self._trainer is not None and not self._trainer.is_alive):
             self._end_trainer()
         if self._trainer is None:
-            self._trainer = Trainer(self._settings, self._endpoint)
+            self._trainer = self._new_trainer()
+
+    def _new_trainer(self) -> TrainerThread:
+        # Imported here, since it brings torch along, which the driver has no use for.
+        from tuner.trainer import TrainerThread
+
+        known = self._settings
+        resources = {"CPU": known.cpus_per_worker}
+        if known.gpus_per_worker:
+            resources["GPU"] = known.gpus_per_worker
+        return TrainerThread(
+            _serve if known.is_warm else _serve_function,
+            {"address": self._endpoint.address, "trainable": known.trainable, "cache_dir": known.cache_dir},
+            ray.train.ScalingConfig(
+                num_workers=known.num_workers,
+                use_gpu=bool(known.gpus_per_worker),
+                resources_per_worker=resources,
+            ),
+            known.scratch_dir,
+            known.can_autoscale,
+        )
 
     def _end_trainer(self) -> None:
         """Wait for the workers to end, and with them what they hold of the cluster; those that hang are killed."""

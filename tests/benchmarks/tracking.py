@@ -1,0 +1,71 @@
+"""P9: what tracking costs. The same study with and without MLflow, wall from the first step to the last, in turn.
+
+    python -m tests.benchmarks.tracking [--pairs 5]
+
+No trial is stopped early, so that both do the same steps; both slots are busy, so that what tracking computes is
+taken from training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks import timeline
+from tests.benchmarks.common import Workload, in_turn, machine, medians, print_result, ratio
+from tests.benchmarks.processes import measure
+from tests.benchmarks.study import TOLERANCE, calibrated_batch_size
+
+TIMEOUT_S = 600.0
+
+
+def run(name: str, workload: Workload, log: Path) -> tuple[dict[str, Any], dict[int, float], list[str]]:
+    """One study: (figures, losses of the default trial, faults)."""
+    cost = measure("tests.benchmarks.ours", workload.to_json(), timeout_s=TIMEOUT_S, log=log)
+    events = timeline.read(workload.timeline)
+    figures = timeline.summary(events, workload.slots)
+    faults = [f"{name}: {cost.error}"] if cost.error else []
+    if figures.get("steps") != workload.num_trials * workload.max_steps:
+        faults.append(f"{name}: {figures.get('steps')} steps, not {workload.num_trials * workload.max_steps}")
+    return {**figures, "cpu_s": cost.cpu_s, "whole_process_s": cost.wall_s}, timeline.default_losses(events), faults
+
+
+def main() -> None:
+    """Measure, then print one line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--trials", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, help="examples a step; absent: calibrated")
+    options, host = parser.parse_args(), machine()
+    runs: dict[str, list[dict[str, Any]]] = {"with": [], "without": []}
+    losses: dict[str, dict[int, float]] = {}
+    faults: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as temporary:
+        batch_size = options.batch_size or calibrated_batch_size(Path(temporary))
+
+        def measured(name: str) -> None:
+            folder = Path(temporary, f"{name}-{len(runs[name])}")
+            folder.mkdir()
+            tracked = name == "with"
+            workload = Workload(str(folder), batch_size, options.trials, slots=2, stops_early=False, mlflow=tracked)
+            figures, losses[name], found = run(name, workload, folder / "stderr.log")
+            runs[name].append(figures)
+            faults.extend(found)
+
+        in_turn(list(runs), options.pairs, measured)
+    for step in losses["with"].keys() | losses["without"].keys():
+        pair = losses["with"].get(step, math.nan), losses["without"].get(step, math.nan)
+        if not math.isclose(*pair, rel_tol=TOLERANCE):
+            faults.append(f"loss at step {step}: {pair[0]} with, {pair[1]} without")
+    middle = {name: medians(of_name) for name, of_name in runs.items()}
+    ratios = {key: ratio(middle["with"], middle["without"], key) for key in ("wall_s", "cpu_s", "whole_process_s")}
+    walls = {name: [round(figures.get("wall_s", math.nan), 2) for figures in of_name] for name, of_name in runs.items()}
+    settings = {"pairs": options.pairs, "trials": options.trials, "batch_size": batch_size}
+    print_result("tracking", faults, machine=host, settings=settings, **middle, ratios=ratios, walls_s=walls)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Studies that are interrupted for real: signals, kills, and what is left behind. Each starts its own `tune`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.studies import study_data
+from tuner.study import Study
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+class Tune:
+    """`tune` as a process of its own, with everything it starts."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tuner", *arguments],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TUNE_TEST_STUDY": str(folder)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.text = ""
+
+    def wait_for(self, is_there: Callable[[], bool], timeout_s: float = 120.0) -> None:
+        """Until something is seen in the study."""
+        deadline = time.monotonic() + timeout_s
+        while not is_there():
+            assert self.process.poll() is None, self.process.communicate()[0]
+            assert time.monotonic() < deadline, "it was not seen in time"
+            time.sleep(0.1)
+
+    def end(self, timeout_s: float = 60.0) -> int:
+        """Wait for the end; returns the exit code."""
+        self.text, _ = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode
+
+    def left_behind(self) -> list[str]:
+        """Processes that this `tune` or anything it started still runs."""
+        found = []
+        for process in psutil.process_iter(["pid", "cmdline"]):
+            try:
+                if process.environ().get("TUNE_TEST_STUDY") == str(self.folder) and process.status() != "zombie":
+                    found.append(" ".join(process.info["cmdline"] or [])[:80])
+            except psutil.Error:
+                continue
+        return found
+
+    def wait_until_gone(self, timeout_s: float = 20.0) -> list[str]:
+        """What is left behind after a moment of grace."""
+        deadline = time.monotonic() + timeout_s
+        while (left := self.left_behind()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return left
+
+
+@pytest.fixture
+def study_file(tmp_path: Path) -> Path:
+    """Trials of many steps that are reported and saved at each step."""
+    data = study_data(
+        tmp_path,
+        "long",
+        train={"max_steps": 400},
+        search={"num_trials": 4},
+        scheduler={"type": "none"},
+        mlflow={"enabled": True},
+    )
+    path = tmp_path / "long.yaml"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def tune_process(tmp_path: Path) -> Iterator[Callable[..., Tune]]:
+    started: list[Tune] = []
+
+    def start(*arguments: str) -> Tune:
+        started.append(Tune(tmp_path, *arguments))
+        return started[-1]
+
+    yield start
+    for tune in started:
+        if tune.process.poll() is None:
+            tune.process.kill()
+            tune.process.communicate()
+
+
+def trials(folder: Path, name: str = "long") -> list[Any]:
+    """The study's trials as read from outside; none while it is being made."""
+    if not (folder / "studies" / name).exists():
+        return []
+    return Study.open(folder / "studies", name).trials()
+
+
+def has_reported(folder: Path, num_trials: int, step: int) -> Callable[[], bool]:
+    """Whether that many trials have reported that step."""
+    return lambda: sum(trial.step >= step for trial in trials(folder)) >= num_trials
+
+
+def mlflow_statuses(folder: Path) -> dict[str, str]:
+    """Status of each run by its trial number; the parent's under `parent`."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder / 'studies' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("long")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    numbers = {trial.mlflow_run_id: str(trial.number) for trial in trials(folder)}
+    return {numbers.get(run.info.run_id, "parent"): run.info.status for run in runs}
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_saves_every_trial_and_the_study_goes_on_later(
+    tmp_path: Path, study_file: Path, tune_process: Callable[..., Tune], signum: signal.Signals
+) -> None:
+    tune = tune_process("run", str(study_file))
+    tune.wait_for(has_reported(tmp_path, 2, 5))
+    started = time.monotonic()
+    tune.process.send_signal(signum)
+    assert tune.end() == 130
+    assert time.monotonic() - started < 30
+    assert "tune resume long" in tune.text
+    assert tune.wait_until_gone() == []
+    left = trials(tmp_path)
+    assert [trial.state for trial in left] == ["RUNNING", "RUNNING"]
+    for trial in left:
+        assert trial.checkpoint is not None
+        assert int(trial.checkpoint.rpartition("_")[2]) == trial.step
+    assert "RUNNING" not in mlflow_statuses(tmp_path).values()
+    if signum == signal.SIGTERM:
+        return
+    resumed = tune_process("resume", "long", "--set", "search.num_trials=2")
+    assert resumed.end(180) == 0, resumed.text
+    for trial in trials(tmp_path):
+        assert (trial.state, trial.step) == ("COMPLETE", 400)
+        assert list(trial.reports) == list(range(1, 401))
+    assert mlflow_statuses(tmp_path) == {"0": "FINISHED", "1": "FINISHED", "parent": "FINISHED"}
+
+
+def test_two_signals_end_everything_at_once(
+    tmp_path: Path, study_file: Path, tune_process: Callable[..., Tune]
+) -> None:
+    tune = tune_process("run", str(study_file))
+    tune.wait_for(has_reported(tmp_path, 1, 1))
+    tune.process.send_signal(signal.SIGINT)
+    tune.process.send_signal(signal.SIGINT)
+    assert tune.end(20) == 130
+    assert tune.wait_until_gone() == []
+
+
+def test_a_killed_driver_leaves_no_process_and_resume_repeats_nothing(
+    tmp_path: Path, study_file: Path, tune_process: Callable[..., Tune]
+) -> None:
+    tune = tune_process("run", str(study_file), "--set", "train.max_steps=40", "--set", "scheduler.max_t=40")
+    tune.wait_for(lambda: any(trial.state == "COMPLETE" for trial in trials(tmp_path)))
+    tune.process.kill()
+    tune.end()
+    assert tune.wait_until_gone() == []
+    before = trials(tmp_path)
+    resumed = tune_process("resume", "long")
+    assert resumed.end(180) == 0, resumed.text
+    after = trials(tmp_path)
+    assert len(after) == 4
+    for trial in after:
+        assert (trial.state, trial.step) == ("COMPLETE", 40)
+        assert list(trial.reports) == list(range(1, 41))
+    for trial in before:
+        assert after[trial.number].params == trial.params
+        if trial.state == "COMPLETE":
+            assert after[trial.number] == trial
+    assert set(mlflow_statuses(tmp_path).values()) == {"FINISHED"}
+    assert len(mlflow_statuses(tmp_path)) == 5
+
+
+def test_a_second_resume_at_once_is_refused_and_names_the_holder(
+    tmp_path: Path, study_file: Path, tune_process: Callable[..., Tune]
+) -> None:
+    tune = tune_process("run", str(study_file))
+    tune.wait_for(has_reported(tmp_path, 1, 1))
+    second = tune_process("resume", "long")
+    assert second.end() == 2
+    assert f"process {tune.process.pid}" in second.text
+    tune.process.send_signal(signal.SIGINT)
+    assert tune.end() == 130
+
+
+def test_a_second_ray_on_the_host_is_left_alone(
+    tmp_path: Path, study_file: Path, tune_process: Callable[..., Tune]
+) -> None:
+    """Another cluster runs, and RAY_ADDRESS does not name it: the study starts its own and finishes there."""
+    source = "import ray, sys; ray.init(num_cpus=1, include_dashboard=False); print('up', flush=True); sys.stdin.read()"
+    other = subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    while "up" not in other.stdout.readline():
+        assert other.poll() is None
+    try:
+        settings = ["--set", "train.max_steps=3", "--set", "scheduler.max_t=3", "--set", "search.num_trials=3"]
+        tune = tune_process("run", str(study_file), *settings)
+        assert tune.end(120) == 0, tune.text
+        assert [trial.state for trial in trials(tmp_path)] == ["COMPLETE"] * 3
+        assert other.poll() is None
+    finally:
+        other.communicate("")
