@@ -61,9 +61,16 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Hello:
-    """Rank 0 is there; `actor` is its Ray actor, for the slot to kill when it no longer answers."""
+    """Rank 0 is there.
+
+    Attributes:
+        actor: Its Ray actor, for the slot to kill when it no longer answers.
+        placement_group: Hex id of what the workers hold of the cluster, for the search to give back when the slot
+            is lost.
+    """
 
     actor: Any
+    placement_group: str
 
 
 @dataclass(frozen=True)
@@ -210,6 +217,15 @@ class Endpoint:
             self.hang_up()
             self._connection = connection
             self._connected.set()
+
+
+def hello() -> Hello:
+    """What rank 0 says first."""
+    import ray
+    from ray.util import get_current_placement_group
+
+    group = get_current_placement_group()
+    return Hello(ray.get_runtime_context().current_actor, "" if group is None else group.id.hex())
 
 
 def connect(address: Address) -> Connection[Any, Any]:

@@ -42,6 +42,7 @@ class StudyController:
         tracker: MLflow.
         observer: Hears of every event.
         stop_slots: Called once when the running trials are to save and let go.
+        free_slot: Called with the number of a trial whose slot was lost, to give back what its workers held.
 
     Attributes:
         ended_by: Why no further trial is started: "interrupted", "max_hours", "target" or "failure"; None while it
@@ -56,6 +57,7 @@ class StudyController:
         tracker: MlflowTracker,
         observer: Observer,
         stop_slots: Callable[[], None],
+        free_slot: Callable[[int], None],
     ) -> None:
         self.study = study
         self.spec = study.spec
@@ -66,6 +68,7 @@ class StudyController:
         self._tracker = tracker
         self._observer = observer
         self._stop_slots = stop_slots
+        self._free_slot = free_slot
         self._sign = 1.0 if self.spec.objective.mode == "min" else -1.0
         self._rule = make_rule(self.spec)
         self._proposer = Proposer(self.spec, study.sampler_attrs)
@@ -79,9 +82,16 @@ class StudyController:
 
     def _settle(self) -> None:
         """Rebuild the rule from the record, and queue what was left running to go on before anything new."""
-        for record in self.study.trials():
-            self._rule.replay(record.number, {step: self._sign * value for step, value in record.reports.items()})
-            if record.state == "RUNNING":
+        records = self.study.trials()
+        for record in records:
+            judged = {step: value for step, value in record.reports.items() if step <= record.judged_step}
+            self._rule.replay(record.number, {step: self._sign * value for step, value in judged.items()})
+        for record in records:
+            if record.state == "RUNNING" and all(
+                self._judge(record.number, step, value)
+                for step, value in record.reports.items()
+                if step > record.judged_step
+            ):
                 self._left.append(record.number)
 
     # -- asked by Tune ------------------------------------------------------------------------------------------
@@ -93,7 +103,7 @@ class StudyController:
                 return None
             number = self._next_number()
             return None if number is None else self._start(tune_id, number)
-        except BaseException as error:
+        except Exception as error:
             self._abort(error)
             return None
 
@@ -110,7 +120,7 @@ class StudyController:
             goes_on = all(self._take_report(running, report) for report in heard.reports)
             if goes_on and heard.ended is not None:
                 goes_on = self._take_end(running, heard.ended)
-        except BaseException as error:
+        except Exception as error:
             self._abort(error)
             goes_on = False
         if not goes_on:
@@ -123,11 +133,12 @@ class StudyController:
         if running is None or self.ended_by is not None:
             return
         try:
+            self._free_slot(running.number)
             if self.study.trial(running.number).attempts > self.spec.failures.max_failures:
                 self._finish(running.number, "FAILED", "lost: its slot's process died")
             else:
                 self._left.append(running.number)
-        except BaseException as error:
+        except Exception as error:
             self._abort(error)
 
     def tick(self) -> None:
@@ -137,7 +148,7 @@ class StudyController:
                 self._observer.tick(self.session.training_share())
                 if self.session.is_over():
                     self.stop("max_hours")
-        except BaseException as error:
+        except Exception as error:
             self._abort(error)
 
     def stop(self, reason: str) -> None:
@@ -215,14 +226,21 @@ class StudyController:
         self.study.report(number, step, value)
         self._observer.reported(number, report.metrics)
         self._tracker.log_report(number, report.metrics, report.history)
-        if not math.isfinite(value):
-            self._rule.keeps(number, step, math.nan)
-            return self._finish(number, "FAILED", f"diverged at step {step}")
+        return self._judge(number, step, value)
+
+    def _judge(self, number: int, step: int, value: float) -> bool:
+        """Whether a trial goes on after this report; ends it when it does not. Known after a kill either way."""
         keeps = self._rule.keeps(number, step, self._sign * value) or number == self._default
-        if not keeps and not report.is_last:
+        if not math.isfinite(value):
+            return self._finish(number, "FAILED", f"diverged at step {step}")
+        if step >= self.spec.max_t:
+            # A built-in loop ends here by itself, with a checkpoint; one of the user's own is told to.
+            return self._finish(number, "COMPLETE") if self.spec.is_custom else True
+        if not keeps:
             return self._finish(number, "PRUNED", f"{self.spec.scheduler.type} stopped it at step {step}")
-        if step >= self.spec.max_t and not report.is_last:
-            return self._finish(number, "COMPLETE")
+        steps = self._rule.decision_steps(number)
+        if steps is None or step in steps:
+            self.study.note(number, judged_step=step)
         return True
 
     def _objective(self, report: Reported) -> float:

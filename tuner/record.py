@@ -34,6 +34,7 @@ class TrialRecord:
         ended: ISO 8601 time, UTC; None while it runs.
         reports: Objective at each reported step; not part of the JSON shape.
         attempts: How often it was started.
+        judged_step: The last report that the scheduler is known to have let pass, or the last of an ended trial.
     """
 
     number: int
@@ -48,11 +49,12 @@ class TrialRecord:
     ended: str | None
     reports: dict[int, float] = field(default_factory=dict, repr=False)
     attempts: int = 0
+    judged_step: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """The stable JSON shape: every attribute but `reports` and `attempts`."""
+        """The stable JSON shape: every attribute but the last three."""
         shape = asdict(self)
-        del shape["reports"], shape["attempts"]
+        del shape["reports"], shape["attempts"], shape["judged_step"]
         return shape
 
     @classmethod
@@ -73,6 +75,7 @@ class TrialRecord:
             ended=_utc(trial.datetime_complete),
             reports=reports,
             attempts=notes.get("attempts", 0),
+            judged_step=max(reports, default=0) if trial.state.is_finished() else notes.get("judged_step", 0),
         )
 
 

@@ -20,7 +20,7 @@ from tuner.errors import ClusterError
 from tuner.extension import extend_spec
 from tuner.observer import Observer
 from tuner.plan import Plan, make_plan
-from tuner.slot import SlotSettings, TrialSlot
+from tuner.slot import SlotSettings, TrialSlot, free_placement_group
 from tuner.spec import StudySpec
 from tuner.study import Study, refuse_existing
 from tuner.tracking import MlflowTracker
@@ -124,7 +124,10 @@ def _search(study: Study, plan: Plan, observer: Observer) -> Study:
     def stop_slots() -> None:
         internal_kv._internal_kv_put(stop_key.encode(), b"1")
 
-    controller = StudyController(study, plan.slots, tracker, observer, stop_slots)
+    def free_slot(number: int) -> None:
+        free_placement_group(stop_key, number)
+
+    controller = StudyController(study, plan.slots, tracker, observer, stop_slots, free_slot)
     observer.study_started(study, plan)
     try:
         with _interruptible(controller):

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import ray
 import ray.train
 from ray import tune
+from ray._raylet import PlacementGroupID
 from ray.experimental import internal_kv
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from tuner.channel import Assignment, Ended, Endpoint, Go, Heard, Hello, Quit, Reported, Saved, Start, Stop
 
@@ -85,6 +87,7 @@ class TrialSlot(tune.Trainable):
         self._endpoint = Endpoint(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         self._trainer: TrainerThread | None = None
         self._rank_zero: Any = None
+        self._placement_group = ""
         self._next_look = 0.0
         self._waiting = False
         self._begin(config["assignment"])
@@ -187,6 +190,7 @@ class TrialSlot(tune.Trainable):
         """The next message; a dead worker group speaks through an `Ended` that names its error."""
         self._pass_on_interruption()
         if not self._started and self._rank_zero is not None:
+            note_placement_group(self._settings.stop_key, self._assignment.number, self._placement_group)
             self._endpoint.send(Start(self._assignment))
             self._started = True
         try:
@@ -194,7 +198,7 @@ class TrialSlot(tune.Trainable):
         except ConnectionError:
             message = self._rank_zero = None
         if isinstance(message, Hello):
-            self._rank_zero, message = message.actor, None
+            self._rank_zero, self._placement_group, message = message.actor, message.placement_group, None
         if message is None and self._trainer is not None and not self._trainer.is_alive:
             return Ended(self._assignment.number, "failed", *describe(self._trainer.error))
         return message
@@ -234,6 +238,18 @@ class TrialSlot(tune.Trainable):
 
     def _interrupted(self) -> bool:
         return bool(internal_kv._internal_kv_exists(self._settings.stop_key.encode()))
+
+
+def note_placement_group(prefix: str, number: int, placement_group: str) -> None:
+    """Leave word in the cluster of what the workers of a trial hold, in case its slot is lost."""
+    internal_kv._internal_kv_put(f"{prefix}:{number}".encode(), placement_group.encode(), overwrite=True)
+
+
+def free_placement_group(prefix: str, number: int) -> None:
+    """Give back what the workers of a lost slot's trial hold, else its successor would wait for it for ever."""
+    noted = internal_kv._internal_kv_get(f"{prefix}:{number}".encode())
+    if noted:
+        remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(noted.decode()))))
 
 
 def describe(error: BaseException | None) -> tuple[str, str]:

@@ -36,7 +36,7 @@ from trainables.checkpoint_dir import (
     step_of,
     write_manifest,
 )
-from tuner.channel import Assignment, Ended, Hello, Reported, Saved, Start, Stop, connect, one_line
+from tuner.channel import Assignment, Ended, Reported, Saved, Start, Stop, connect, hello, one_line
 from tuner.trial_log import trial_log
 
 
@@ -49,7 +49,7 @@ def serve(service: dict[str, Any]) -> None:
     rank = ray.train.get_context().get_world_rank()
     line = connect(service["address"]) if rank == 0 else None
     if line is not None:
-        line.send(Hello(ray.get_runtime_context().current_actor))
+        line.send(hello())
     command = ray.train.collective.broadcast_from_rank_zero(line.recv() if line is not None else None)
     if isinstance(command, Start):
         ended = _run(service["trainable"], command.assignment, line)

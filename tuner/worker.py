@@ -16,7 +16,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch.distributed as dist
 
 from trainables.checkpoint import save_checkpoint
@@ -24,7 +23,7 @@ from trainables.checkpoint_dir import clean, keep_last, newest_complete, read_ma
 from trainables.config import TrainConfig
 from trainables.errors import Diverged
 from trainables.finetune import Report, Warm, Worker, finetune
-from tuner.channel import Address, Assignment, Ended, Go, Hello, Quit, Reported, Saved, Start, Stop, connect, one_line
+from tuner.channel import Address, Assignment, Ended, Go, Quit, Reported, Saved, Start, Stop, connect, hello, one_line
 from tuner.trial_log import trial_log
 
 Loop = Callable[..., Iterator[Report]]
@@ -80,7 +79,7 @@ def serve(service: dict[str, Any]) -> None:
     known = Service(**service)
     worker = this_worker()
     line = Line(known.address, worker)
-    line.send(Hello(ray.get_runtime_context().current_actor))
+    line.send(hello())
     warm = Warm()
     while not isinstance(command := line.receive(), Quit):
         if isinstance(command, Start):

@@ -38,7 +38,8 @@ class Workload:
         num_trials: The default trial among them.
         slots: Trials at once.
         workers: Ranks of a trial.
-        unit: First rung, and the steps between reports and between checkpoints; a full trial has 9 of these.
+        unit: First rung and the steps between reports; a full trial has 9 of these.
+        save_every: Reports between checkpoints.
         stops_early: Whether ASHA stops trials.
         mlflow: Whether trials are tracked.
     """
@@ -49,12 +50,17 @@ class Workload:
     slots: int = 1
     workers: int = 1
     unit: int = 3
+    save_every: int = 1
     stops_early: bool = True
     mlflow: bool = True
 
     @property
     def max_steps(self) -> int:
         return 9 * self.unit
+
+    def saves_at(self, step: int) -> bool:
+        """Whether a checkpoint is due at this report."""
+        return step == self.max_steps or step % (self.unit * self.save_every) == 0
 
     @property
     def timeline(self) -> Path:

@@ -49,8 +49,9 @@ class Objective:
                 loss = report.metrics["eval_loss"]
                 busy_s, is_default = report.train_s + report.eval_s, rate == DEFAULT_RATE
                 timeline.note_report(self._workload.timeline, trial.number, report.step, busy_s, loss, is_default)
-                save_checkpoint(report.state, step_dir(checkpoints, report.step), WORKER)
-                keep_last(checkpoints, 1)
+                if self._workload.saves_at(report.step):
+                    save_checkpoint(report.state, step_dir(checkpoints, report.step), WORKER)
+                    keep_last(checkpoints, 1)
                 trial.report(loss, report.step)
                 if trial.should_prune() and not report.is_last and not is_default:
                     raise optuna.TrialPruned

@@ -86,7 +86,7 @@ def study_spec(workload: Workload) -> StudySpec:
             "search": {"num_trials": workload.num_trials, "seed": 0},
             "scheduler": scheduler,
             "scaling": {"num_workers": workload.workers, "gpus_per_worker": 0, "slots": workload.slots},
-            "checkpoint": {"every": workload.unit, "keep_last": 1, "keep_best_trials": 1},
+            "checkpoint": {"every": workload.unit * workload.save_every, "keep_last": 1, "keep_best_trials": 1},
             "mlflow": {"enabled": workload.mlflow},
         }
     )

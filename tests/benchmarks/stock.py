@@ -43,16 +43,14 @@ def train_worker(config: dict[str, Any]) -> None:
             busy_s, loss = report.train_s + report.eval_s, report.metrics["eval_loss"]
             is_default = rate == DEFAULT_RATE
             timeline.note_report(workload.timeline, config["trial"], report.step, busy_s, loss, is_default)
-        report_with_checkpoint(report, worker)
+        saves = worker.rank == 0 and workload.saves_at(report.step)
+        report_with_checkpoint(report) if saves else ray.train.report(report.metrics)
 
 
-def report_with_checkpoint(report: Report, worker: Worker) -> None:
+def report_with_checkpoint(report: Report) -> None:
     """As the guide saves under DDP: rank 0 alone, into a temporary folder that Ray copies."""
     import torch
 
-    if worker.rank != 0:
-        ray.train.report(report.metrics)
-        return
     with tempfile.TemporaryDirectory() as folder:
         state = {"model": report.state.model.state_dict(), "optimizer": report.state.optimizer.state_dict()}
         torch.save(state, Path(folder, "checkpoint.pt"))

@@ -72,6 +72,7 @@ class Bench:
             slots=1 if name == "in-process" else self.slots,
             workers=1 if name == "in-process" else self.workers,
             unit=30 if self.options.long_rungs else 3,
+            save_every=self.options.save_every,
         )
 
     def _check(
@@ -139,6 +140,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--trials", type=int, default=24)
     parser.add_argument("--peer-trials", type=int, default=6)
     parser.add_argument("--batch-size", type=int, help="examples a worker and step; absent: calibrated")
+    parser.add_argument("--save-every", type=int, default=1, help="reports between checkpoints; 9: one a full trial")
     parser.add_argument("--long-rungs", action="store_true", help="ten times the steps")
     parser.add_argument("--folder", type=Path, help="keep everything here; absent: a temporary folder")
     return parser.parse_args()
@@ -155,7 +157,8 @@ def main() -> None:
         for bench in benches.values():
             in_turn(options.only, options.pairs, bench.run)
     faults = [f"{name}: {fault}" for name, bench in benches.items() for fault in bench.faults]
-    settings = {"pairs": options.pairs, "long_rungs": options.long_rungs, "batch_size": batch_size}
+    settings = {name: getattr(options, name) for name in ("pairs", "trials", "peer_trials", "save_every", "long_rungs")}
+    settings["batch_size"] = batch_size
     figures = {name: bench.summary() for name, bench in benches.items()}
     print_result("study", faults, machine=host, settings=settings, **figures)
 

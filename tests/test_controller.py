@@ -1,0 +1,178 @@
+"""What the controller decides, driven by a stand-in for the slots: no Ray, no training, real records on disk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.studies import Recorder, study_spec
+from tuner.channel import Assignment, Ended, Heard, Reported
+from tuner.controller import StudyController
+from tuner.errors import StudyAbortedError
+from tuner.study import Study
+from tuner.tracking import MlflowTracker
+
+MAX_T = 9
+
+
+def open_controller(study: Study, num_slots: int = 1, observer: Recorder | None = None) -> StudyController:
+    tracker = MlflowTracker(study.spec, study.dir, on_run_id=lambda number, run_id: None)
+    return StudyController(study, num_slots, tracker, observer or Recorder(), lambda: None, lambda number: None)
+
+
+def new_study(folder: Path, name: str = "tiny", **sections: Any) -> Study:
+    return Study.create(study_spec(folder, name, **sections), "", folder / "studies")
+
+
+def loss(assignment: Assignment, step: int) -> float:
+    """Falls with the step, fastest at a learning rate of 3e-3."""
+    distance = abs(math.log10(assignment.values["learning_rate"]) - math.log10(3e-3))
+    return distance + 1 / step
+
+
+def reports(assignment: Assignment) -> Iterator[Heard]:
+    """What a slot hears of a trial that is saved at every step, from where it was left."""
+    number = assignment.number
+    for step in range(assignment.reported_step + 1, MAX_T + 1):
+        waits = assignment.decision_steps is None or step in assignment.decision_steps
+        metrics = {"step": float(step), "eval_loss": loss(assignment, step)}
+        last = step == MAX_T
+        report = Reported(number, step, metrics, (), 0.1, waits=waits and not last, is_last=last)
+        yield Heard(number, (report,), (), Ended(number, "completed") if last else None)
+    if assignment.reported_step >= MAX_T:
+        yield Heard(number, (), (), Ended(number, "completed"))
+
+
+def drive(study: Study, num_calls: float = math.inf, observer: Recorder | None = None) -> bool:
+    """Run a study through one slot; returns False when it is killed after so many calls."""
+    controller = open_controller(study, observer=observer)
+    for turn in range(10_000):
+        assignment = controller.next_assignment(str(turn))
+        num_calls -= 1
+        if num_calls < 0:
+            return False
+        if assignment is None:
+            controller.close()
+            return True
+        for heard in reports(assignment):
+            goes_on = controller.hear(str(turn), heard)
+            num_calls -= 1
+            if num_calls < 0:
+                return False
+            if not goes_on:
+                break
+    raise AssertionError("the study does not end")
+
+
+def table(study: Study) -> list[tuple[Any, ...]]:
+    return [(trial.number, trial.state, trial.params, trial.value, trial.reports) for trial in study.trials()]
+
+
+@pytest.mark.parametrize("scheduler", ["asha", "hyperband", "median", "none"])
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_a_study_killed_at_any_point_and_resumed_ends_like_the_uninterrupted_one(
+    tmp_path: Path, scheduler: str, sampler: str
+) -> None:
+    sections: dict[str, Any] = {
+        "search": {"num_trials": 8, "sampler": sampler},
+        "scheduler": {"type": scheduler, "grace_period": 1, "reduction_factor": 3},
+    }
+    whole = new_study(tmp_path, "whole", **sections)
+    assert drive(whole)
+    expected = table(whole)
+    for num_calls in range(1, 70, 3):
+        study = new_study(tmp_path, f"killed-{num_calls}", **sections)
+        if drive(study, num_calls):
+            break
+        study.close()
+        reopened = Study.open(tmp_path / "studies", f"killed-{num_calls}", writable=True)
+        assert drive(reopened)
+        assert table(reopened) == expected, f"killed after {num_calls} calls"
+        reopened.close()
+
+
+def test_a_verdict_that_was_not_recorded_is_given_again(tmp_path: Path) -> None:
+    """A kill between a rung's report and its verdict must not let the trial slip through."""
+    study = new_study(tmp_path, search={"num_trials": 8})
+    drive(study)
+    pruned = next(trial for trial in study.trials() if trial.state == "PRUNED")
+    again = new_study(tmp_path, "again", search={"num_trials": 8})
+    drive(again, num_calls=sum(len(trial.reports) + 1 for trial in study.trials()[: pruned.number]))
+    again.report(pruned.number, 1, pruned.reports[1])
+    recorder = Recorder()
+    drive(again, observer=recorder)
+    assert table(again) == table(study)
+    assert [record.number for record in recorder.ended][0] == pruned.number
+    assert pruned.number not in dict(recorder.started)
+
+
+def test_trials_left_running_are_handed_out_before_new_ones(tmp_path: Path) -> None:
+    study = new_study(tmp_path, search={"num_trials": 4}, scheduler={"type": "none"})
+    drive(study, num_calls=4)
+    assignment = open_controller(study).next_assignment("first")
+    assert assignment is not None
+    assert (assignment.number, assignment.reported_step) == (0, 4)
+
+
+def test_no_more_trials_run_at_once_than_there_are_slots(tmp_path: Path) -> None:
+    controller = open_controller(new_study(tmp_path), num_slots=2)
+    assert controller.next_assignment("a") is not None
+    assert controller.next_assignment("b") is not None
+    assert controller.next_assignment("c") is None
+    assert not controller.is_exhausted
+
+
+def test_a_lost_slot_hands_its_trial_on_until_failures_are_used_up(tmp_path: Path) -> None:
+    controller = open_controller(new_study(tmp_path, failures={"max_failures": 1}))
+    for attempt in range(2):
+        assignment = controller.next_assignment(str(attempt))
+        assert assignment is not None
+        assert assignment.number == 0
+        controller.lost(str(attempt))
+    trial = controller.study.trial(0)
+    assert trial.state == "FAILED"
+    assert "lost" in (trial.reason or "")
+
+
+def test_an_error_inside_the_controller_ends_the_study_and_is_kept_for_its_caller(tmp_path: Path) -> None:
+    controller = open_controller(new_study(tmp_path))
+    assignment = controller.next_assignment("a")
+    assert assignment is not None
+    report = Reported(0, 1, {"step": 1.0, "loss": 1.0}, (), 0.1, waits=True)
+    assert not controller.hear("a", Heard(0, (report,), (), None))
+    assert isinstance(controller.failure, StudyAbortedError)
+    assert "'eval_loss'" in controller.failure.message
+    assert controller.next_assignment("b") is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_value_that_is_not_finite_fails_the_trial(tmp_path: Path, value: float) -> None:
+    controller = open_controller(new_study(tmp_path))
+    controller.next_assignment("a")
+    report = Reported(0, 2, {"step": 2.0, "eval_loss": value}, (), 0.1, waits=True)
+    assert not controller.hear("a", Heard(0, (report,), (), None))
+    assert controller.study.trial(0).reason == "diverged at step 2"
+    assert controller.study.best() == []
+
+
+def test_failures_that_differ_do_not_end_a_study(tmp_path: Path) -> None:
+    controller = open_controller(new_study(tmp_path, search={"num_trials": 6}))
+    for number in range(6):
+        assert controller.next_assignment(str(number)) is not None
+        controller.hear(str(number), Heard(number, (), (), Ended(number, "failed", f"error {number % 2}")))
+    assert controller.failure is None
+    assert [trial.state for trial in controller.study.trials()] == ["FAILED"] * 6
+
+
+def test_three_failures_alike_in_a_row_end_a_study_and_name_the_log(tmp_path: Path) -> None:
+    controller = open_controller(new_study(tmp_path, search={"num_trials": 6}))
+    for number in range(3):
+        controller.next_assignment(str(number))
+        controller.hear(str(number), Heard(number, (), (), Ended(number, "failed", "the same", "Traceback ...")))
+    assert isinstance(controller.failure, StudyAbortedError)
+    assert "2.rank0.log" in controller.failure.remedy
+    assert "Traceback" in controller.study.log_path(2).read_text(encoding="utf-8")
