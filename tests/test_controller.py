@@ -106,7 +106,7 @@ def test_a_verdict_that_was_not_recorded_is_given_again(tmp_path: Path) -> None:
     recorder = Recorder()
     drive(again, observer=recorder)
     assert table(again) == table(study)
-    assert [record.number for record in recorder.ended][0] == pruned.number
+    assert recorder.ended[0].number == pruned.number
     assert pruned.number not in dict(recorder.started)
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,8 @@ def test_a_killed_driver_leaves_no_process_and_resume_repeats_nothing(
     for trial in before:
         assert after[trial.number].params == trial.params
         if trial.state == "COMPLETE":
-            assert after[trial.number] == trial
+            # Its checkpoint may have made room for those of better trials.
+            assert replace(after[trial.number], checkpoint=None) == replace(trial, checkpoint=None)
     assert set(mlflow_statuses(tmp_path).values()) == {"FINISHED"}
     assert len(mlflow_statuses(tmp_path)) == 5
 

@@ -22,6 +22,8 @@ FUNCTIONS = Path(__file__).parent / "train_functions.py"
 
 
 def run(folder: Path, name: str = "tiny", observer: Recorder | None = None, **sections: Any) -> Study:
+    # One slot starts in half the time of two.
+    sections["scaling"] = {"slots": 1} | sections.get("scaling", {})
     spec = study_spec(folder, name, **sections)
     return search.run(spec, source_text="study: tiny\n", root=folder / "studies", observer=observer)
 
@@ -31,7 +33,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> tup
     """Twelve trials on two slots with early stopping and MLflow."""
     recorder = Recorder()
     folder = tmp_path_factory.mktemp("finished")
-    study = run(folder, observer=recorder, search={"num_trials": 12}, mlflow={"enabled": True})
+    study = run(folder, observer=recorder, search={"num_trials": 12}, scaling={"slots": 2}, mlflow={"enabled": True})
     return study, recorder
 
 
@@ -230,7 +232,7 @@ def test_the_same_failure_three_times_ends_the_study(tmp_path: Path) -> None:
 
 
 def test_a_killed_worker_costs_its_trial_nothing_but_time(tmp_path: Path) -> None:
-    recorder = _Killer(tmp_path)
+    recorder = _Killer(tmp_path, "RayTrainWorker")
     study = run(
         tmp_path,
         observer=recorder,
@@ -246,29 +248,41 @@ def test_a_killed_worker_costs_its_trial_nothing_but_time(tmp_path: Path) -> Non
 
 
 class _Killer(Recorder):
-    """Kills the worker of trial 0 after its fifth report."""
+    """Kills a process of trial 0 after its fifth report."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, actor: str) -> None:
         super().__init__()
         self.killed = False
         self._folder = folder
+        self._actor = actor
 
     def reported(self, number: int, metrics: Any) -> None:
         super().reported(number, metrics)
         if number == 0 and int(metrics["step"]) == 5 and not self.killed:
             self.killed = True
-            os.kill(worker_pid(), 9)
+            os.kill(pid_of(self._actor), 9)
 
 
-def worker_pid() -> int:
-    """The process of the only Ray Train worker."""
+def pid_of(actor: str) -> int:
+    """The process of the only actor of this class."""
     import psutil
 
     workers = [
-        p for p in psutil.process_iter(["name", "cmdline"]) if "RayTrainWorker" in " ".join(p.info["cmdline"] or [])
+        p for p in psutil.process_iter(["name", "cmdline"]) if f"ray::{actor}" in " ".join(p.info["cmdline"] or [])
     ]
     assert len(workers) == 1, [p.info for p in workers]
     return int(workers[0].pid)
+
+
+def test_a_lost_slot_gives_back_what_it_held_and_its_trial_goes_on_in_another(tmp_path: Path) -> None:
+    recorder = _Killer(tmp_path, "TrialSlot")
+    study = run(
+        tmp_path, observer=recorder, search={"num_trials": 2}, train={"max_steps": 12}, scheduler={"type": "none"}
+    )
+    assert recorder.killed
+    for trial in study.trials():
+        assert (trial.state, trial.step) == ("COMPLETE", 12)
+        assert list(trial.reports) == list(range(1, 13))
 
 
 def test_target_ends_a_study_early_and_leaves_it_resumable(tmp_path: Path) -> None:
@@ -283,16 +297,16 @@ def test_target_ends_a_study_early_and_leaves_it_resumable(tmp_path: Path) -> No
 def test_max_hours_ends_a_study_early_and_running_trials_go_on_when_resumed(tmp_path: Path) -> None:
     study = run(
         tmp_path,
-        search={"num_trials": 500, "max_hours": 25 / 3600},
-        train={"max_steps": 400},
+        search={"num_trials": 500, "max_hours": 0.001},
+        train={"max_steps": 60},
         scheduler={"type": "none"},
+        scaling={"slots": 2},
     )
     assert study.status()["state"] in ("stopped", "interrupted")
     open_trials = [trial for trial in study.trials() if trial.state == "RUNNING"]
-    assert open_trials
-    assert all(trial.checkpoint for trial in open_trials)
+    assert len(open_trials) == 2
     recorder = Recorder()
-    overrides = ["search.max_hours=1", f"search.num_trials={len(study.trials())}"]
+    overrides = ["search.max_hours=1", "scaling.slots=1", f"search.num_trials={len(study.trials())}"]
     resumed = search.resume("tiny", root=tmp_path / "studies", overrides=overrides, observer=recorder)
     assert {trial.state for trial in resumed.trials()} == {"COMPLETE"}
     assert dict(recorder.started) == {trial.number: trial.step for trial in open_trials}

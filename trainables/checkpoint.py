@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,13 +45,14 @@ class TrainState:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-def save_checkpoint(state: TrainState, path: Path, worker: Worker) -> None:
+def save_checkpoint(state: TrainState, path: Path, worker: Worker, notes: Mapping[str, Any] | None = None) -> None:
     """Writes a checkpoint; called on every rank. What was at the path before is replaced.
 
     Args:
         state: What to save.
         path: The final folder, on a file system that all ranks share.
         worker: This rank.
+        notes: Kept in the manifest for whoever resumes.
 
     Raises:
         CheckpointError: A rank could not write; nothing is at the path then but what was there before.
@@ -60,7 +61,7 @@ def save_checkpoint(state: TrainState, path: Path, worker: Worker) -> None:
     try:
         _on_rank_zero(lambda: _make_empty(partial), worker)
         _write(state, partial, worker)
-        _on_rank_zero(lambda: _commit(state, partial, path), worker)
+        _on_rank_zero(lambda: _commit(state, partial, path, notes), worker)
     except (Exception, CheckpointException) as error:  # torch derives the latter from BaseException
         if worker.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
@@ -81,8 +82,8 @@ def _write(state: TrainState, partial: Path, worker: Worker) -> None:
         )
 
 
-def _commit(state: TrainState, partial: Path, path: Path) -> None:
-    write_manifest(partial, state.step, state.metrics)
+def _commit(state: TrainState, partial: Path, path: Path, notes: Mapping[str, Any] | None) -> None:
+    write_manifest(partial, state.step, state.metrics, notes)
     replaced = path.with_name(f"{path.name}.replaced{PARTIAL_SUFFIX}")
     shutil.rmtree(replaced, ignore_errors=True)
     if path.exists():

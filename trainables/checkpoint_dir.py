@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +45,20 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
     return manifest if isinstance(manifest, dict) and isinstance(manifest.get("files"), dict) else None
 
 
-def write_manifest(path: Path, step: int, metrics: dict[str, float]) -> None:
+def write_manifest(path: Path, step: int, metrics: Mapping[str, Any], notes: Mapping[str, Any] | None = None) -> None:
     """Declares everything in the folder part of a complete checkpoint; its files reach the disk first.
 
     Args:
         path: The folder, with all other files written.
         step: Optimizer steps done.
         metrics: Metric values at that step.
+        notes: Whatever else its owner wants to find again, as JSON knows it.
     """
     files = sorted(file for file in path.rglob("*") if file.is_file() and file.name != MANIFEST)
     for file in files:
         sync_to_disk(file)
     sizes = {file.relative_to(path).as_posix(): file.stat().st_size for file in files}
-    manifest = {"step": step, "metrics": metrics, "files": sizes}
+    manifest = {"step": step, "metrics": metrics, "files": sizes, "notes": notes or {}}
     (path / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     sync_to_disk(path / MANIFEST)
     sync_to_disk(path)

@@ -31,6 +31,7 @@ class Assignment:
         number: The trial.
         values: Every key of `train`, searched ones included.
         decision_steps: Steps at which the worker waits for the verdict; None: at every report.
+        max_t: The loop is over at this step, whatever it would do by itself.
         reported_step: Reports up to this step are recorded already and are not sent again.
         checkpoint_dir: Folder of this trial's checkpoints.
         log_dir: Where each rank writes what it prints, as `NUMBER.rankR.log`.
@@ -39,12 +40,14 @@ class Assignment:
         metric: The objective's name in the reported metrics.
         mode: "min" or "max".
         keep_best_report: Whether the best report's checkpoint is kept too (`objective.scope: best`).
+        best_report: Step and value of the best one recorded so far.
         environment: Environment variables of the trial (its MLflow run).
     """
 
     number: int
     values: dict[str, Any]
     decision_steps: tuple[int, ...] | None
+    max_t: int
     reported_step: int
     checkpoint_dir: str
     log_dir: str
@@ -53,6 +56,7 @@ class Assignment:
     metric: str
     mode: str
     keep_best_report: bool
+    best_report: tuple[int, float] | None = None
     environment: dict[str, str] = field(default_factory=dict)
 
 

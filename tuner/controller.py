@@ -17,7 +17,7 @@ from tuner.checkpoints import Checkpoints
 from tuner.early_stopping import make_rule
 from tuner.errors import StudyAbortedError
 from tuner.observer import Observer
-from tuner.record import TrialRecord
+from tuner.record import TrialRecord, best_report
 from tuner.sampling import Proposer
 from tuner.session import Session
 from tuner.study import Study
@@ -205,6 +205,7 @@ class StudyController:
             number=number,
             values=spec.train_values(record.params),
             decision_steps=None if steps is None else tuple(steps),
+            max_t=spec.max_t,
             reported_step=record.step,
             checkpoint_dir=str(self._checkpoints.directory(number)),
             log_dir=str(self.study.log_path(number).parent.absolute()),
@@ -213,6 +214,7 @@ class StudyController:
             metric=spec.objective.metric,
             mode=spec.objective.mode,
             keep_best_report=spec.objective.scope == "best",
+            best_report=best_report(record.reports, spec.objective),
             environment=environment,
         )
 
@@ -233,10 +235,7 @@ class StudyController:
         keeps = self._rule.keeps(number, step, self._sign * value) or number == self._default
         if not math.isfinite(value):
             return self._finish(number, "FAILED", f"diverged at step {step}")
-        if step >= self.spec.max_t:
-            # A built-in loop ends here by itself, with a checkpoint; one of the user's own is told to.
-            return self._finish(number, "COMPLETE") if self.spec.is_custom else True
-        if not keeps:
+        if not keeps and step < self.spec.max_t:
             return self._finish(number, "PRUNED", f"{self.spec.scheduler.type} stopped it at step {step}")
         steps = self._rule.decision_steps(number)
         if steps is None or step in steps:

@@ -95,6 +95,13 @@ def value_step(reports: Mapping[int, float], objective: Objective) -> int:
     return best(sorted(reports), key=lambda step: reports[step])
 
 
+def best_report(reports: Mapping[int, float], objective: Objective) -> tuple[int, float] | None:
+    """(step, value) of the best finite report so far; None when there is none."""
+    finite = {step: value for step, value in reports.items() if math.isfinite(value)}
+    best = min if objective.mode == "min" else max
+    return best(sorted(finite.items()), key=lambda report: report[1], default=None)
+
+
 def ranked(records: Iterable[TrialRecord], objective: Objective) -> list[TrialRecord]:
     """Best first. Only COMPLETE trials compete, unless there is none; a trial without a value never does."""
     valued = [record for record in records if record.value is not None and record.state != "FAILED"]

@@ -116,7 +116,8 @@ class _Copy:
     """The study in memory, as the sampler is to see it: the same trials under the same numbers."""
 
     def __init__(self, spec: StudySpec, study_attrs: Mapping[str, Any]) -> None:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        # What a sampler cannot model, `validate` has said; Optuna would say it for every trial.
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space = spec.search_space
         self._worst = math.inf if spec.objective.mode == "min" else -math.inf
         self._study = optuna.create_study(direction="minimize" if spec.objective.mode == "min" else "maximize")

@@ -20,10 +20,11 @@ from tuner.errors import ClusterError
 from tuner.extension import extend_spec
 from tuner.observer import Observer
 from tuner.plan import Plan, make_plan
-from tuner.slot import SlotSettings, TrialSlot, free_placement_group
+from tuner.slot import TrialSlot
 from tuner.spec import StudySpec
 from tuner.study import Study, refuse_existing
 from tuner.tracking import MlflowTracker
+from tuner.worker_group import SlotSettings, free_placement_group
 
 TRACKING_PATIENCE_S = 15.0
 
@@ -134,7 +135,7 @@ def _search(study: Study, plan: Plan, observer: Observer) -> Study:
             _run_tune(controller, _settings(study, plan, stop_key), plan.slots)
     finally:
         controller.close()
-        tracker.end_study(study.status())
+        tracker.end_study(study.status() | {"state": study.state_at_rest()})
         tracker.close(TRACKING_PATIENCE_S)
         observer.study_ended(study)
         study.close()

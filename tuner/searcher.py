@@ -7,7 +7,7 @@ from typing import Any
 from ray.tune.search import Searcher
 
 from tuner.controller import StudyController
-from tuner.slot import SlotSettings
+from tuner.worker_group import SlotSettings
 
 
 class StudySearcher(Searcher):

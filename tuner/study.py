@@ -124,8 +124,7 @@ class Study:
     @property
     def default_trial(self) -> int | None:
         """Number of the default trial; None when the study has none."""
-        number = self.optuna_study.user_attrs.get("default_trial")
-        return None if number is None else int(number)
+        return next((trial.number for trial in self.frozen_trials() if trial.user_attrs.get("is_default")), None)
 
     @property
     def sampler_attrs(self) -> dict[str, Any]:
@@ -149,7 +148,7 @@ class Study:
         best = ranked(trials, self.spec.objective)[:1]
         return {
             "study": self.spec.study,
-            "state": self._state(counts),
+            "state": self._state(),
             "counts": {state: counts.get(state, 0) for state in ("RUNNING", "COMPLETE", "PRUNED", "FAILED")},
             "best": best[0].to_json() if best else None,
             "slots": sessions[-1]["slots"] if sessions else None,
@@ -163,12 +162,14 @@ class Study:
         keys = sorted((key for key in notes if key.startswith("session:")), key=lambda key: int(key.split(":")[1]))
         return [notes[key] for key in keys]
 
-    def _state(self, counts: Mapping[str, int]) -> str:
-        if self.is_running:
-            return "running"
+    def _state(self) -> str:
+        return "running" if self.is_running else self.state_at_rest()
+
+    def state_at_rest(self) -> str:
+        """How the last session ended: finished, stopped or interrupted (also when it was killed)."""
         sessions = self.sessions()
         ended = sessions[-1].get("end") if sessions else None
-        return ended if ended and not counts.get("RUNNING") else "interrupted"
+        return ended or "interrupted"
 
     def _elapsed_s(self, sessions: list[dict[str, Any]]) -> float:
         elapsed = sum(session["elapsed_s"] for session in sessions)
@@ -200,16 +201,14 @@ class Study:
             params=proposal.params,
             distributions=proposal.distributions,
             system_attrs=proposal.trial_attrs,
+            user_attrs={"is_default": True} if proposal.is_default else {},
         )
         trial.datetime_start = dt.datetime.now()
         study_id = self.optuna_study._study_id
         trial_id = self._storage.create_new_trial(study_id, template_trial=trial)
         for key, value in proposal.study_attrs.items():
             self._storage.set_study_system_attr(study_id, key, value)
-        number = self._storage.get_trial_number_from_id(trial_id)
-        if proposal.is_default:
-            self.note_study("default_trial", number)
-        return number
+        return self._storage.get_trial_number_from_id(trial_id)
 
     def report(self, number: int, step: int, value: float) -> None:
         """Record the objective at a step."""

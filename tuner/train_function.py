@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import math
 import os
 import shutil
 import sys
@@ -36,12 +37,18 @@ from trainables.checkpoint_dir import (
     step_of,
     write_manifest,
 )
+from tuner.best_report import BestReport
 from tuner.channel import Assignment, Ended, Reported, Saved, Start, Stop, connect, hello, one_line
+from tuner.recent_reports import RecentReports, unrecorded
 from tuner.trial_log import trial_log
 
 
 class StopTrial(BaseException):
     """Unwinds a train function whose trial is over; not an Exception, so that the function does not swallow it."""
+
+
+class Completed(StopTrial):
+    """The trial has reached max_t."""
 
 
 def serve(service: dict[str, Any]) -> None:
@@ -65,6 +72,8 @@ def _run(trainable: str, assignment: Assignment, line: Connection[Any, Any] | No
         try:
             call(load_function(trainable), assignment.values)
             return Ended(assignment.number, "completed")
+        except Completed:
+            return Ended(assignment.number, "completed")
         except StopTrial:
             return Ended(assignment.number, "stopped")
         except Exception as error:
@@ -87,6 +96,11 @@ class _Reporting(DistributedTrainFnUtils):
         self.barrier()
         newest = newest_complete(self._root)
         self._checkpoint = None if newest is None else Checkpoint(newest)
+        if newest is not None and line is not None:
+            for report in unrecorded(newest, assignment.number, assignment.reported_step):
+                line.send(report)
+        self._best = BestReport(assignment)
+        self._recent = RecentReports()
         self._busy_since = time.time()
         self._last_step = assignment.reported_step if newest is None else step_of(newest)
 
@@ -99,16 +113,21 @@ class _Reporting(DistributedTrainFnUtils):
         now = time.time()
         # A report without a step still reaches the study, which says what is missing.
         self._last_step = int(metrics.get("step", self._last_step + 1))
+        is_last = self._last_step >= self._assignment.max_t
+        number, busy_s = self._assignment.number, now - self._busy_since
+        report = Reported(number, self._last_step, dict(metrics), (), busy_s, not is_last, is_last)
+        self._recent.add(report)
         if checkpoint is not None:
             self._keep(checkpoint, self._last_step, metrics)
         command = None
         if self._line is not None:
-            busy_s = now - self._busy_since
-            self._line.send(Reported(self._assignment.number, self._last_step, dict(metrics), (), busy_s, waits=True))
-            command = self._line.recv()
-        self._busy_since = time.time()
+            self._line.send(report)
+            command = None if is_last else self._line.recv()
+        if is_last:
+            raise Completed
         if isinstance(self.broadcast_from_rank_zero(command), Stop):
             raise StopTrial
+        self._busy_since = time.time()
 
     def _keep(self, checkpoint: Checkpoint, step: int, metrics: dict[str, Any]) -> None:
         path = step_dir(self._root, step)
@@ -118,10 +137,11 @@ class _Reporting(DistributedTrainFnUtils):
             shutil.copytree(folder, partial, dirs_exist_ok=True)
         self.barrier()
         if self._line is not None:
-            write_manifest(partial, step, metrics)
+            write_manifest(partial, step, metrics, self._recent.notes())
             shutil.rmtree(path, ignore_errors=True)
             partial.rename(path)
-            keep_last(self._root, self._assignment.keep_last)
+            self._best.improves(step, float(metrics.get(self._assignment.metric, math.nan)))
+            keep_last(self._root, self._assignment.keep_last, protected=self._best.checkpoints)
             self._line.send(Saved(self._assignment.number, step, str(path)))
         self.barrier()
         self._checkpoint = Checkpoint(path)

@@ -19,11 +19,13 @@ from typing import Any
 import torch.distributed as dist
 
 from trainables.checkpoint import save_checkpoint
-from trainables.checkpoint_dir import clean, keep_last, newest_complete, read_manifest, step_dir
+from trainables.checkpoint_dir import clean, keep_last, newest_complete, step_dir, step_of
 from trainables.config import TrainConfig
 from trainables.errors import Diverged
 from trainables.finetune import Report, Warm, Worker, finetune
+from tuner.best_report import BestReport
 from tuner.channel import Address, Assignment, Ended, Go, Quit, Reported, Saved, Start, Stop, connect, hello, one_line
+from tuner.recent_reports import RecentReports, unrecorded
 from tuner.trial_log import trial_log
 
 Loop = Callable[..., Iterator[Report]]
@@ -125,8 +127,9 @@ class _Trial:
         self._worker = worker
         self._line = line
         self._root = Path(assignment.checkpoint_dir)
-        self._best: float | None = None
-        self._best_checkpoint: Path | None = None
+        self._best = BestReport(assignment)
+        self._recent = RecentReports()
+        self._sent_step = assignment.reported_step
 
     def run(self, warm: Warm) -> bool:
         """Returns whether the loop reached its last step."""
@@ -148,6 +151,8 @@ class _Trial:
                     return False
                 if self._is_due(report):
                     self._save(report)
+                if self._is_over(report):
+                    break
         return True
 
     def _resume_point(self) -> Path | None:
@@ -156,49 +161,39 @@ class _Trial:
         if self._worker.world_size > 1:
             dist.barrier()
         newest = newest_complete(self._root)
-        if newest is not None and self._worker.rank == 0:
+        if newest is not None:
+            self._sent_step = max(self._sent_step, step_of(newest))
             self._catch_up(newest)
         return newest
 
     def _catch_up(self, checkpoint: Path) -> None:
-        # A kill can fall between a checkpoint and the recording of its report: the checkpoint carries it.
-        kept = read_manifest(checkpoint)
-        if kept is not None and kept["step"] > self._assignment.reported_step:
-            number = self._assignment.number
-            self._line.send(Reported(number, kept["step"], kept["metrics"], (), 0.0, waits=False))
-            self._line.send(Saved(number, kept["step"], str(checkpoint)))
+        for report in unrecorded(checkpoint, self._assignment.number, self._assignment.reported_step):
+            self._line.send(report)
+        self._line.send(Saved(self._assignment.number, step_of(checkpoint), str(checkpoint)))
 
     def _deliver(self, report: Report) -> Go | Stop | None:
         number, steps = self._assignment.number, self._assignment.decision_steps
-        if report.step <= self._assignment.reported_step:
+        if report.step <= self._sent_step:
             return self._line.poll()
-        waits = not report.is_last and (steps is None or report.step in steps)
+        is_last = self._is_over(report)
+        waits = not is_last and (steps is None or report.step in steps)
         busy_s = report.train_s + report.eval_s
-        self._line.send(
-            Reported(number, report.step, report.metrics, report.history, busy_s, waits, is_last=report.is_last)
-        )
+        sent = Reported(number, report.step, report.metrics, report.history, busy_s, waits, is_last)
+        self._recent.add(sent)
+        self._line.send(sent)
         return self._line.receive() if waits else self._line.poll()
 
-    def _is_due(self, report: Report) -> bool:
-        if self._improves(report):
-            return True
-        return report.is_last or report.step % self._assignment.checkpoint_every == 0
+    def _is_over(self, report: Report) -> bool:
+        return report.is_last or report.step >= self._assignment.max_t
 
-    def _improves(self, report: Report) -> bool:
+    def _is_due(self, report: Report) -> bool:
         value = report.metrics.get(self._assignment.metric, math.nan)
-        if not self._assignment.keep_best_report or not math.isfinite(value):
-            return False
-        sign = 1.0 if self._assignment.mode == "min" else -1.0
-        if self._best is not None and sign * value >= sign * self._best:
-            return False
-        self._best = value
-        self._best_checkpoint = step_dir(self._root, report.step)
-        return True
+        improves = self._best.improves(report.step, value)
+        return improves or self._is_over(report) or report.step % self._assignment.checkpoint_every == 0
 
     def _save(self, report: Report) -> None:
         path = step_dir(self._root, report.step)
-        save_checkpoint(report.state, path, self._worker)
+        save_checkpoint(report.state, path, self._worker, self._recent.notes())
         if self._worker.rank == 0:
-            protected = (self._best_checkpoint,) if self._best_checkpoint else ()
-            keep_last(self._root, self._assignment.keep_last, protected=protected)
+            keep_last(self._root, self._assignment.keep_last, protected=self._best.checkpoints)
         self._line.send(Saved(self._assignment.number, report.step, str(path)))

@@ -5,71 +5,41 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import timeline
 from tests.benchmarks.common import HIGH_RATE, LOW_RATE, Workload
-from trainables.finetune import Worker
-from tuner import search, slot, worker
-from tuner.channel import Address, Ended, Go, Reported, Saved, Start, Stop
+from tuner import search
 from tuner.slot import TrialSlot
 from tuner.spec import StudySpec, make_spec
 
-# The workers of a local cluster inherit it.
-TIMELINE = "TUNER_BENCHMARK_TIMELINE"
 
+def serve_timed(serve: Callable[[dict[str, Any]], None], service: dict[str, Any]) -> None:
+    """What runs in each worker in place of `serve`."""
+    # Imported in the worker: the slot's own process is to stay as it is.
+    from tests.benchmarks.timed_line import TimedLine
+    from tuner import worker
 
-class TimedLine(worker.Line):
-    """Notes when reports leave the loop, how long verdicts take, and what lies between."""
-
-    def __init__(self, address: Address, known: Worker) -> None:
-        super().__init__(address, known)
-        self._path = Path(os.environ[TIMELINE]) if known.rank == 0 else None
-        self._trial = -1
-        self._since = time.time()
-
-    def send(self, message: Any) -> None:
-        if isinstance(message, Reported) and self._path:
-            loss = message.metrics["eval_loss"]
-            timeline.note_report(
-                self._path, message.number, message.step, message.busy_s, loss, is_default=message.number == 0
-            )
-        elif isinstance(message, Saved):
-            self._note("save")
-        elif isinstance(message, Ended):
-            self._note("close")
-        self._since = time.time()
-        super().send(message)
-
-    def receive(self) -> Any:
-        command = super().receive()
-        if isinstance(command, Start):
-            self._note("idle")
-            self._trial = command.assignment.number
-        elif isinstance(command, (Go, Stop)):
-            self._note("decision", stops=isinstance(command, Stop))
-        self._since = time.time()
-        return command
-
-    def _note(self, kind: str, **values: Any) -> None:
-        if self._path:
-            timeline.note(self._path, kind, self._trial, s=time.time() - self._since, **values)
-
-
-def serve_timed(service: dict[str, Any]) -> None:
-    """What runs in each worker instead of `tuner.slot._serve`."""
     worker.Line = TimedLine
-    worker.serve(service)
+    serve(service)
 
 
 class TimedSlot(TrialSlot):
-    """A slot whose workers are timed."""
+    """A slot whose workers are timed: whatever it has a TorchTrainer run, it runs through `serve_timed`."""
 
     def setup(self, config: dict[str, Any]) -> None:
-        slot._serve = serve_timed
+        from ray.train.torch import TorchTrainer
+
+        plain = TorchTrainer.__init__
+
+        def timed(self: TorchTrainer, serve: Callable[[dict[str, Any]], None], *rest: Any, **options: Any) -> None:
+            plain(self, partial(serve_timed, serve), *rest, **options)
+
+        TorchTrainer.__init__ = timed
         super().setup(config)
 
 
@@ -95,7 +65,7 @@ def study_spec(workload: Workload) -> StudySpec:
 def main() -> None:
     """Run the workload given as JSON."""
     workload = Workload.from_json(sys.argv[1])
-    os.environ[TIMELINE] = str(workload.timeline)
+    os.environ[timeline.VARIABLE] = str(workload.timeline)
     search.TrialSlot = TimedSlot
     study = search.run(study_spec(workload), source_text="study: benchmark\n", root=Path(workload.folder, "studies"))
     states = Counter(trial.state for trial in study.trials())

@@ -20,6 +20,9 @@ from typing import Any
 
 Event = dict[str, Any]
 
+# Names the file where it cannot be passed on; the workers of a local cluster inherit it.
+VARIABLE = "TUNER_BENCHMARK_TIMELINE"
+
 
 def note(path: Path, kind: str, trial: int | str, **values: Any) -> None:
     """Append an event; one write, so that processes do not mix their lines."""
