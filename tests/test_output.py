@@ -20,6 +20,7 @@ from tuner.record import TrialRecord
 
 if TYPE_CHECKING:
     from tuner.study import Study
+from tuner.tracking_target import resolve_target
 
 Capture = pytest.CaptureFixture[str]
 SHAPE = ["number", "state", "value", "step", "params", "reason", "checkpoint", "mlflow_run_id", "started", "ended"]
@@ -211,13 +212,13 @@ def test_a_default_trial_that_is_best_is_said_to_be(demo_study: Study) -> None:
 @pytest.mark.parametrize(
     ("store", "shown"),
     [
-        (None, "mlflow ui --backend-store-uri sqlite:///studies/mlflow.db"),
-        ("sqlite:////data/m l.db", "mlflow ui --backend-store-uri 'sqlite:////data/m l.db'"),
-        ("http://host:5000", "MLflow: http://host:5000"),
+        ("sqlite:////data/runs.db", "mlflow ui --backend-store-uri sqlite:////data/runs.db"),
+        ("http://tracking:5000", "MLflow: http://tracking:5000"),
     ],
 )
-def test_the_mlflow_command_follows_the_store(store: str | None, shown: str) -> None:
-    assert outcomes.mlflow_command(store, outcomes.DEFAULT_ROOT) == shown
+def test_the_mlflow_command_follows_the_store(demo_study: Study, store: str, shown: str) -> None:
+    target = resolve_target(demo_study.spec, demo_study.dir.parent, {"MLFLOW_TRACKING_URI": store})
+    assert outcomes.mlflow_command(target) == shown
 
 
 # -- progress ---------------------------------------------------------------------------------------------------

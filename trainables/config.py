@@ -71,9 +71,9 @@ class TrainConfig(_Section):
     """Longest example in tokens; what is longer is cut off at the end."""
     packing: Bool = False
     """Several examples in one row without attention between them. Not available yet."""
-    response_only: Bool = True
-    """Only the tokens of the response (instruction) or of the assistant (chat) count in the loss. Plain text has no
-    prompt: all of it counts."""
+    response_only: Bool = False
+    """true: only the tokens of the response (instruction) or of the assistant (chat) count in the loss. Plain text has
+    no prompt: all of it counts."""
 
     max_steps: PositiveInt = 1000
     """Optimizer steps, which is also the length of the learning rate schedule."""

@@ -33,6 +33,8 @@ LOOPS: dict[str, Loop] = {"ddp": finetune}
 
 # A slot may wait long for its next trial; the other ranks wait in a broadcast meanwhile.
 IDLE = dt.timedelta(days=365)
+# Ranks that meet the same error meet it at about the same time.
+TOGETHER = dt.timedelta(seconds=5)
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,14 @@ class Line:
         if self._connection is not None and self._connection.poll(0):
             command = self._connection.recv()
         return self._share(command)
+
+    def is_every_rank_here(self) -> bool:
+        """Whether all ranks have come to this point within a few seconds."""
+        try:
+            dist.monitored_barrier(self._group, timeout=TOGETHER)
+        except RuntimeError:
+            return False
+        return True
 
     def _share(self, command: Any) -> Any:
         if self._group is None:
@@ -112,10 +122,18 @@ def run_trial(assignment: Assignment, service: Service, worker: Worker, line: Li
             return Ended(assignment.number, "diverged", str(error))
         except Exception as error:
             traceback.print_exc()
-            if worker.world_size > 1:
-                # The other ranks may be waiting in a collective this one never reached: only a new group helps.
+            if not may_stay(error, worker, line):
                 raise
             return Ended(assignment.number, "failed", one_line(error))
+
+
+def may_stay(error: Exception, worker: Worker, line: Line) -> bool:
+    """Whether the group can take the next trial after this error of the loop.
+
+    A rank that fails alone leaves the others waiting in a collective, and only a new group helps. But what is wrong
+    with settings or data is wrong on every rank alike, before any collective.
+    """
+    return worker.world_size == 1 or (isinstance(error, ValueError) and line.is_every_rank_here())
 
 
 class _Trial:

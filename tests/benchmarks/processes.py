@@ -27,13 +27,23 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True)
 class Cost:
-    """What a process and all it started took; `error` is None when it ended well, `lingering` had to be killed."""
+    """What a process and all it started took.
+
+    Attributes:
+        wall_s: Until it ended.
+        cpu_s: Of all of them.
+        others: CPUs that everybody else on the machine kept busy meanwhile; what this costs is not in the figures.
+        result: What it printed.
+        error: None when it ended well.
+        lingering: Processes that had to be killed after its end.
+    """
 
     wall_s: float
     cpu_s: float
+    others: float
     result: dict[str, Any]
     error: str | None
-    lingering: int = 0
+    lingering: int
 
 
 def measure(
@@ -41,7 +51,7 @@ def measure(
 ) -> Cost:
     """Run `python -m module arguments` and all it starts; the last line of its output is a JSON object."""
     mark = f"{os.getpid()}-{time.time_ns()}"
-    started = time.perf_counter()
+    started, busy_before_s = time.perf_counter(), machine_cpu_seconds()
     with open(log, "w", encoding="utf-8") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
@@ -60,9 +70,11 @@ def measure(
             output, error = process.communicate()[0], f"not done after {timeout_s:.0f} s"
     wall_s = time.perf_counter() - started
     lingering = end_marked(mark, LINGER_S if error is None else 0.0)
+    busy_s, cpu_s = machine_cpu_seconds() - busy_before_s, watch.stop()
+    others = max(0.0, busy_s - cpu_s) / (time.perf_counter() - started)
     lines = output.strip().splitlines()
     result = json.loads(lines[-1]) if lines and error is None else {}
-    return Cost(wall_s, watch.stop(), result, error, lingering)
+    return Cost(wall_s, cpu_s, others, result, error, lingering)
 
 
 class CpuWatch:
@@ -109,6 +121,12 @@ def read_process_file(pid: int, name: str) -> bytes:
 def cpu_seconds(pid: int) -> float:
     fields = read_process_file(pid, "stat").rpartition(b")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S if fields else 0.0
+
+
+def machine_cpu_seconds() -> float:
+    """CPU seconds of all processes since the machine started; neither idle nor waiting for a disk."""
+    ticks = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return (sum(ticks) - ticks[3] - ticks[4]) / TICKS_PER_S
 
 
 def resident_bytes(pid: int) -> int:

@@ -57,7 +57,12 @@ class Bench:
         events = timeline.read(workload.timeline)
         figures = timeline.summary(events, workload.slots)
         share = {"training_share": cost.result["training_share"]} if "training_share" in cost.result else {}
-        whole = {"whole_process_s": cost.wall_s, "cpu_s": cost.cpu_s, "lingering": cost.lingering}
+        whole = {
+            "whole_process_s": cost.wall_s,
+            "cpu_s": cost.cpu_s,
+            "others": cost.others,
+            "lingering": cost.lingering,
+        }
         self.runs.setdefault(name, []).append({**figures, **share, **whole})
         self._check(name, cost.error, cost.result, figures, workload)
         self._compare_losses(name, timeline.default_losses(events))

@@ -30,7 +30,8 @@ def run(name: str, workload: Workload, log: Path) -> tuple[dict[str, Any], dict[
     faults = [f"{name}: {cost.error}"] if cost.error else []
     if figures.get("steps") != workload.num_trials * workload.max_steps:
         faults.append(f"{name}: {figures.get('steps')} steps, not {workload.num_trials * workload.max_steps}")
-    return {**figures, "cpu_s": cost.cpu_s, "whole_process_s": cost.wall_s}, timeline.default_losses(events), faults
+    whole = {"cpu_s": cost.cpu_s, "whole_process_s": cost.wall_s, "others": cost.others}
+    return {**figures, **whole}, timeline.default_losses(events), faults
 
 
 def main() -> None:

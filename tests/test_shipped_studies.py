@@ -1,0 +1,97 @@
+"""The studies in search_spaces/ for real: the quickstart as it is, the 3B study on a tiny model and own data."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from tests.conftest import REPOSITORY, Tune
+from tests.tiny import MODEL, WORDS
+from trainables.tokenizer import byte_level_tokenizer
+from tuner.study import Study
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+
+
+def write_model(folder: Path) -> Path:
+    """A folder as `save_pretrained` writes it, with a tokenizer."""
+    tokenizer = byte_level_tokenizer()
+    torch.manual_seed(0)
+    settings = {key: value for key, value in MODEL.items() if key != "model_type"}
+    Qwen2ForCausalLM(Qwen2Config(**settings, vocab_size=len(tokenizer))).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def write_instructions(path: Path, num: int = 200) -> Path:
+    """Rows in the form of alpaca."""
+    rows = [
+        {
+            "instruction": f"Say {WORDS[i % 13]} {i}.",
+            "input": "" if i % 3 else WORDS[i % 7],
+            "output": f"{WORDS[i % 13]} {i}",
+        }
+        for i in range(num)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_the_3b_study_runs_on_a_tiny_model_and_own_data_with_nothing_but_set(tmp_path: Path, tune: Tune) -> None:
+    settings = {
+        "train.model": write_model(tmp_path / "model"),
+        "train.dataset.path": write_instructions(tmp_path / "instructions.jsonl"),
+        "train.dataset.split": "train",
+        "train.dataset.eval_split": "null",
+        "train.max_length": 128,
+        "train.batch_size": 4,
+        "train.max_steps": 27,
+        "train.eval_every": 3,
+        "checkpoint.every": 3,
+        "scheduler.max_t": 27,
+        "scheduler.grace_period": 3,
+        "scheduler.reduction_factor": 3,
+        "scaling.num_workers": 2,
+        "scaling.gpus_per_worker": 0,
+        "search.num_trials": 6,
+    }
+    options = [item for key, value in settings.items() for item in ("--set", f"{key}={value}")]
+    done = tune("run", REPOSITORY / "search_spaces" / "qwen_lr.yaml", *options, timeout_s=200)
+    assert done.returncode == 0, done.stderr
+    study = Study.open(tmp_path / "studies", "qwen_lr")
+    states = Counter(trial.state for trial in study.trials())
+    assert sum(states.values()) == 6
+    assert states["COMPLETE"] >= 1
+    assert states["PRUNED"] >= 1
+    assert mlflow_states(study) == {"COMPLETE": "FINISHED", "PRUNED": "KILLED"}
+
+
+def mlflow_states(study: Study) -> dict[str, str]:
+    """The status that MLflow's runs have for each state of the study's trials, which must be one and the same."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{(study.dir.parent / 'mlflow.db').absolute()}")
+    experiment = client.get_experiment_by_name("qwen_lr")
+    assert experiment is not None
+    runs = {run.info.run_id: run for run in client.search_runs([experiment.experiment_id])}
+    parents = [run for run in runs.values() if "mlflow.parentRunId" not in run.data.tags]
+    assert len(runs) == 7
+    assert [parent.info.status for parent in parents] == ["FINISHED"]
+    pairs = {(trial.state, runs[trial.mlflow_run_id or ""].info.status) for trial in study.trials()}
+    assert len(pairs) == len(dict(pairs))
+    return dict(pairs)
+
+
+@pytest.mark.slow
+def test_the_quickstart_takes_less_than_two_minutes_and_beats_the_default(tmp_path: Path, tune: Tune) -> None:
+    done = tune("run", REPOSITORY / "search_spaces" / "quickstart.yaml", timeout_s=120)
+    assert done.returncode == 0, done.stderr
+    best = json.loads(tune("best", "quickstart", "--format", "json").stdout)
+    assert {"number", "value", "params", "step", "checkpoint", "default_value"} <= set(best)
+    assert best["value"] < best["default_value"]
+    assert Path(best["checkpoint"]).is_dir()
