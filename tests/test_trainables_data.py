@@ -133,12 +133,12 @@ def test_columns_that_fit_no_format_are_listed() -> None:
         detect_format(["question", "answer"])
 
 
-def test_the_alpaca_prompt_does_not_count_but_the_response_and_its_end_do(tmp_path: Path) -> None:
+def test_with_response_only_the_alpaca_prompt_does_not_count_but_the_response_and_its_end_do(tmp_path: Path) -> None:
     rows = [
         {"instruction": "Add {x}.", "input": "1 1", "output": "2"},
         {"instruction": "Greet.", "input": "", "output": " hello "},
     ]
-    store = store_of(rows, tmp_path, max_length=1024)
+    store = store_of(rows, tmp_path, max_length=1024, response_only=True)
     assert text_of(store.example(0)[0]) == PROMPT_WITH_INPUT.format(instruction="Add {x}.", input="1 1") + "2"
     assert text_of(store.example(1)[0]) == PROMPT.format(instruction="Greet.") + " hello "
     assert [counted_text(store, index) for index in (0, 1)] == ["2", " hello "]
@@ -148,21 +148,23 @@ def test_the_alpaca_prompt_does_not_count_but_the_response_and_its_end_do(tmp_pa
     assert store.num_targets.tolist() == [2, 8]
 
 
-def test_all_tokens_count_without_response_only(tmp_path: Path) -> None:
+def test_all_tokens_count_otherwise(tmp_path: Path) -> None:
     rows = [{"instruction": "a", "output": "b"}]
     store = store_of(rows, tmp_path, max_length=1024, response_only=False)
     assert store.example(0)[1].all()
     assert store.num_targets[0] == store.lengths[0] - 1
 
 
-def test_only_the_assistant_counts_in_a_chat_and_every_reply_ends_in_the_end_of_text_token(tmp_path: Path) -> None:
+def test_with_response_only_only_the_assistant_counts_in_a_chat_and_every_reply_ends_in_the_end_of_text_token(
+    tmp_path: Path,
+) -> None:
     messages = [
         {"role": "user", "content": "yes"},
         {"role": "assistant", "content": "yes"},
         {"role": "user", "content": "why"},
         {"role": "assistant", "content": "so"},
     ]
-    store = store_of([{"messages": messages}, {"messages": messages[:3]}], tmp_path)
+    store = store_of([{"messages": messages}, {"messages": messages[:3]}], tmp_path, response_only=True)
     tokens, counts = store.example(0)
     assert text_of(tokens) == "<|user|>\nyes\n<|assistant|>\nyes\n<|user|>\nwhy\n<|assistant|>\nso\n"
     assert tokens[counts == 1].tolist() == [*b"yes", EOS, *b"so", EOS]
@@ -212,11 +214,11 @@ def test_an_end_of_text_token_in_the_text_is_not_doubled() -> None:
 
 def test_examples_without_a_token_to_learn_from_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"instruction": "x" * 200, "output": "y"}, {"instruction": "x", "output": "y"}]
-    store = store_of(rows, tmp_path, max_length=200, dataset={"eval_split": "train[1:]"})
+    store = store_of(rows, tmp_path, max_length=200, response_only=True, dataset={"eval_split": "train[1:]"})
     assert len(store) == 1
     assert "left out 1 of 2 train examples" in caplog.text
     with pytest.raises(ValueError, match="none of the 2 train examples has a token to learn from within max_length 50"):
-        store_of(rows, tmp_path, max_length=50)
+        store_of(rows, tmp_path, max_length=50, response_only=True)
 
 
 def test_held_out_examples_are_not_trained_on(tmp_path: Path) -> None:
