@@ -13,6 +13,7 @@ from tests.studies import Recorder, study_spec
 from tuner.channel import Assignment, Ended, Heard, Reported
 from tuner.controller import StudyController
 from tuner.errors import StudyAbortedError
+from tuner.failures import Cause, Failure
 from tuner.study import Study
 from tuner.tracking import MlflowTracker
 
@@ -163,7 +164,9 @@ def test_failures_that_differ_do_not_end_a_study(tmp_path: Path) -> None:
     controller = open_controller(new_study(tmp_path, search={"num_trials": 6}))
     for number in range(6):
         assert controller.next_assignment(str(number)) is not None
-        controller.hear(str(number), Heard(number, (), (), Ended(number, "failed", f"error {number % 2}")))
+        controller.hear(
+            str(number), Heard(number, (), (), Ended(number, "failed", cause=Cause(Failure.ERROR, f"{number % 2}")))
+        )
     assert controller.failure is None
     assert [trial.state for trial in controller.study.trials()] == ["FAILED"] * 6
 
@@ -172,7 +175,8 @@ def test_three_failures_alike_in_a_row_end_a_study_and_name_the_log(tmp_path: Pa
     controller = open_controller(new_study(tmp_path, search={"num_trials": 6}))
     for number in range(3):
         controller.next_assignment(str(number))
-        controller.hear(str(number), Heard(number, (), (), Ended(number, "failed", "the same", "Traceback ...")))
+        cause = Cause(Failure.ERROR, "the same", "Traceback ...")
+        controller.hear(str(number), Heard(number, (), (), Ended(number, "failed", cause=cause)))
     assert isinstance(controller.failure, StudyAbortedError)
     assert "2.rank0.log" in controller.failure.remedy
     assert "Traceback" in controller.study.log_path(2).read_text(encoding="utf-8")

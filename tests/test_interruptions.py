@@ -154,6 +154,23 @@ def test_one_signal_saves_every_trial_and_the_study_goes_on_later(
     assert mlflow_statuses(tmp_path) == {"0": "FINISHED", "1": "FINISHED", "parent": "FINISHED"}
 
 
+def test_stop_from_another_terminal_saves_every_trial_and_leaves_the_study_resumable(
+    tmp_path: Path, study_file: Path, tune_process: Callable[..., Tune]
+) -> None:
+    tune = tune_process("run", str(study_file))
+    tune.wait_for(has_reported(tmp_path, 2, 2))
+    stop = tune_process("stop", "long")
+    assert stop.end() == 0, stop.text
+    assert "long stopped: 2 RUNNING" in stop.text
+    assert tune.end(30) == 1, "no trial has completed"
+    assert tune.wait_until_gone() == []
+    assert all(trial.checkpoint for trial in trials(tmp_path))
+    assert not (tmp_path / "studies" / "long" / "stop").exists()
+    again = tune_process("stop", "long")
+    assert again.end() == 2
+    assert "not running" in again.text
+
+
 def test_two_signals_end_everything_at_once(
     tmp_path: Path, study_file: Path, tune_process: Callable[..., Tune]
 ) -> None:

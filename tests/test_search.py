@@ -218,7 +218,7 @@ def test_a_missing_metric_or_step_ends_the_study_at_the_first_report_and_lists_w
 
 
 def test_the_same_failure_three_times_ends_the_study(tmp_path: Path) -> None:
-    with pytest.raises(StudyAbortedError, match="failed alike: ZeroDivisionError"):
+    with pytest.raises(StudyAbortedError, match="failed alike: error: ZeroDivisionError"):
         run(
             tmp_path,
             trainable=f"{FUNCTIONS}:raising",

@@ -2,13 +2,16 @@
 
 A checkpoint is written to a folder beside its place and renamed when all ranks are done, so what has the final name
 is whole. Errors are the same on every rank: one that cannot write must not leave the others waiting.
+
+`save_checkpoint` returns when all is written; `saver.CheckpointSaver` writes beside the loop.
 """
 
 from __future__ import annotations
 
 import shutil
+import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,14 +19,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint import load as load_distributed
+from torch.distributed.checkpoint import save as save_distributed
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from trainables.checkpoint_dir import PARTIAL_SUFFIX, is_complete, read_manifest, write_manifest
+from trainables.checkpoint_dir import PARTIAL_SUFFIX, is_complete, keep_last, read_manifest, write_manifest
 from trainables.errors import CheckpointError
 from trainables.parallel import Worker
+from trainables.shares import own_share
+
+# What torch says at every save and load of a single process.
+NOISE = ".*(torch.distributed|TypedStorage).*"
 
 
 @dataclass
@@ -45,6 +54,29 @@ class TrainState:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Draft:
+    """A checkpoint on its way to disk.
+
+    Attributes:
+        path: The final folder, in one that exists.
+        step: Optimizer steps done.
+        metrics: Values of the last report.
+        notes: Kept in the manifest for whoever resumes.
+        keep: How many complete checkpoints to leave beside it in the end; None: all.
+        protected: Checkpoints that stay in any case.
+        is_abandoned: Set when nobody wants it any more; it is then given up at the next tensor.
+    """
+
+    path: Path
+    step: int
+    metrics: Mapping[str, float]
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    keep: int | None = None
+    protected: Collection[Path] = ()
+    is_abandoned: threading.Event = field(default_factory=threading.Event)
+
+
 def save_checkpoint(state: TrainState, path: Path, worker: Worker, notes: Mapping[str, Any] | None = None) -> None:
     """Writes a checkpoint; called on every rank. What was at the path before is replaced.
 
@@ -57,121 +89,38 @@ def save_checkpoint(state: TrainState, path: Path, worker: Worker, notes: Mappin
     Raises:
         CheckpointError: A rank could not write; nothing is at the path then but what was there before.
     """
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)
+    draft = Draft(path, state.step, state.metrics, notes or {})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=NOISE)
+        write(draft, lambda: contents(state, worker), worker)
+
+
+def contents(state: TrainState, worker: Worker) -> dict[str, Any]:
+    """What this rank writes of a state: tensors in nested mappings, live ones. Every rank's random state is its own."""
+    replicated = {**_model_and_optimizer(state), "progress": _progress(state)}
+    return {**own_share(replicated, worker.rank, worker.world_size), "rng": {_rng_key(worker): _rng_state(worker)}}
+
+
+def write(
+    draft: Draft, contents: Callable[[], dict[str, Any]], worker: Worker, group: dist.ProcessGroup | None = None
+) -> None:
+    """Writes a checkpoint from this rank's contents; called on every rank, in whichever thread.
+
+    Args:
+        draft: Where to, and what its manifest says.
+        contents: Makes what this rank writes; where it raises, all ranks fail.
+        worker: This rank.
+        group: The processes' own group for this, where collectives of other threads may run; the default one else.
+
+    Raises:
+        CheckpointError: A rank could not write; nothing is at the path then but what was there before.
+    """
+    path, partial = draft.path, draft.path.with_name(draft.path.name + PARTIAL_SUFFIX)
     try:
-        _on_rank_zero(lambda: _make_empty(partial), worker)
-        _write(state, partial, worker)
-        _on_rank_zero(lambda: _commit(state, partial, path, notes), worker)
+        _on_rank_zero(lambda: _make_empty(partial, parents=group is None), worker, group)
+        _write_files(partial, _Planner(contents, draft.is_abandoned), worker, group)
+        _on_rank_zero(lambda: _commit(draft, partial), worker, group)
     except (Exception, CheckpointException) as error:  # torch derives the latter from BaseException
         if worker.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(f"{path}: cannot be written: {_cause(error)}") from error
-
-
-def _write(state: TrainState, partial: Path, worker: Worker) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*(torch.distributed|TypedStorage).*")
-        state_dict_saver.save(
-            {
-                **_model_and_optimizer(state),
-                "rng": {_rng_key(worker): _rng_state(worker)},
-                "progress": _progress(state),
-            },
-            checkpoint_id=partial,
-            no_dist=worker.world_size == 1,
-        )
-
-
-def _commit(state: TrainState, partial: Path, path: Path, notes: Mapping[str, Any] | None) -> None:
-    write_manifest(partial, state.step, state.metrics, notes)
-    replaced = path.with_name(f"{path.name}.replaced{PARTIAL_SUFFIX}")
-    shutil.rmtree(replaced, ignore_errors=True)
-    if path.exists():
-        path.rename(replaced)
-    partial.rename(path)
-    shutil.rmtree(replaced, ignore_errors=True)
-
-
-def load_checkpoint(state: TrainState, path: Path, worker: Worker) -> None:
-    """Reads a checkpoint into a state; called on every rank, and the number of ranks may differ from the saving one.
-
-    A rank that did not exist when it was saved keeps its own random state.
-
-    Raises:
-        CheckpointError: The checkpoint is not complete or does not fit the model or the optimizer.
-    """
-    if not is_complete(path):
-        raise CheckpointError(f"{path}: not a complete checkpoint")
-    try:
-        _read(state, path, worker)
-    except (Exception, CheckpointException) as error:  # torch derives the latter from BaseException
-        raise CheckpointError(f"{path}: cannot be read: {_cause(error)}") from error
-
-
-def _read(state: TrainState, path: Path, worker: Worker) -> None:
-    reader = FileSystemReader(path)
-    key = _rng_key(worker)
-    saved = _model_and_optimizer(state)
-    saved["progress"] = _progress(state)
-    if any(name.startswith(f"rng.{key}.") for name in reader.read_metadata().state_dict_metadata):
-        saved["rng"] = {key: _rng_state(worker)}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*(torch.distributed|TypedStorage).*")
-        state_dict_loader.load(saved, storage_reader=reader, no_dist=worker.world_size == 1)
-    set_state_dict(state.model, state.optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
-    if "rng" in saved:
-        _set_rng_state(saved["rng"][key], worker)
-    state.step, state.tokens = saved["progress"].tolist()
-    state.metrics = (read_manifest(path) or {}).get("metrics", {})
-
-
-def _model_and_optimizer(state: TrainState) -> dict[str, Any]:
-    model, optimizer = get_state_dict(state.model, state.optimizer)
-    return {"model": model, "optimizer": optimizer}
-
-
-def _progress(state: TrainState) -> torch.Tensor:
-    return torch.tensor([state.step, state.tokens])
-
-
-def _rng_key(worker: Worker) -> str:
-    return f"rank_{worker.rank}"
-
-
-def _rng_state(worker: Worker) -> dict[str, torch.Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    if worker.device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(worker.device)
-    return states
-
-
-def _set_rng_state(states: dict[str, torch.Tensor], worker: Worker) -> None:
-    torch.set_rng_state(states["cpu"])
-    if "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], worker.device)
-
-
-def _on_rank_zero(action: Callable[[], None], worker: Worker) -> None:
-    # The others wait, and learn of a failure.
-    failure: list[str | None] = [None]
-    if worker.rank == 0:
-        try:
-            action()
-        except OSError as error:
-            failure = [str(error)]
-    if worker.world_size > 1:
-        dist.broadcast_object_list(failure, src=0, device=worker.device)
-    if failure[0] is not None:
-        raise CheckpointError(failure[0])
-
-
-def _make_empty(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-
-
-def _cause(error: BaseException) -> str:
-    # torch lists every rank and its traceback; a user needs the first line of one reason.
-    failures = getattr(error, "failures", None)
-    reason = next(iter(failures.values()))[0] if failures else error
-    return f"{reason}".strip().splitlines()[0] if f"{reason}".strip() else type(reason).__name__

@@ -45,7 +45,14 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
     return manifest if isinstance(manifest, dict) and isinstance(manifest.get("files"), dict) else None
 
 
-def write_manifest(path: Path, step: int, metrics: Mapping[str, Any], notes: Mapping[str, Any] | None = None) -> None:
+def write_manifest(
+    path: Path,
+    step: int,
+    metrics: Mapping[str, Any],
+    notes: Mapping[str, Any] | None = None,
+    *,
+    are_files_synced: bool = False,
+) -> None:
     """Declares everything in the folder part of a complete checkpoint; its files reach the disk first.
 
     Args:
@@ -53,9 +60,10 @@ def write_manifest(path: Path, step: int, metrics: Mapping[str, Any], notes: Map
         step: Optimizer steps done.
         metrics: Metric values at that step.
         notes: Whatever else its owner wants to find again, as JSON knows it.
+        are_files_synced: Whoever wrote the files has waited until they had reached the disk.
     """
     files = sorted(file for file in path.rglob("*") if file.is_file() and file.name != MANIFEST)
-    for file in files:
+    for file in () if are_files_synced else files:
         sync_to_disk(file)
     sizes = {file.relative_to(path).as_posix(): file.stat().st_size for file in files}
     manifest = {"step": step, "metrics": metrics, "files": sizes, "notes": notes or {}}

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
+from tuner.failures import Cause
+
 
 @dataclass(frozen=True)
 class Address:
@@ -116,14 +118,22 @@ class Ended:
     Attributes:
         number: The trial.
         outcome: "completed", "stopped", "diverged" or "failed".
-        reason: One line; empty when completed or stopped.
-        detail: The traceback of a failure.
+        step: First step that is not finite, when diverged.
+        cause: Of a failure.
     """
 
     number: int
     outcome: str
-    reason: str = ""
-    detail: str = ""
+    step: int = 0
+    cause: Cause | None = None
+
+
+@dataclass(frozen=True)
+class Warned:
+    """Something went wrong that the trial survives; `text` is one line."""
+
+    number: int
+    text: str
 
 
 @dataclass(frozen=True)
@@ -134,6 +144,7 @@ class Heard:
     reports: tuple[Reported, ...]
     saved: tuple[Saved, ...]
     ended: Ended | None
+    warnings: tuple[str, ...] = ()
 
 
 # -- slot to worker ---------------------------------------------------------------------------------------------
@@ -235,9 +246,3 @@ def hello() -> Hello:
 def connect(address: Address) -> Connection[Any, Any]:
     """Rank 0's end."""
     return Client((address.host, address.port), authkey=address.secret)
-
-
-def one_line(error: BaseException) -> str:
-    """The kind of an error and the first line of what it says."""
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

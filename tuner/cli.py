@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tuner import output
-from tuner.errors import Problem, SpecError, TuneError
+from tuner.errors import InputError, Problem, SpecError, TuneError
 from tuner.formats import Format
 from tuner.outcomes import DEFAULT_ROOT
 
@@ -180,6 +180,29 @@ def best(
     if not leaders:
         raise TuneError(f"no trial of study {study!r} has a value yet", f"See how it stands: tune status {study}")
     output.best(opened, leaders, form, as_list=top is not None)
+    return 0
+
+
+@app.command(epilog="Example:  tune stop qwen_lr")
+def stop(
+    study: StudyArgument,
+    root: RootOption = ROOT,
+    wait_s: Annotated[float, typer.Option("--wait", metavar="SECONDS", help="How long to wait for its end.")] = 60.0,
+) -> int:
+    """End a study that runs in another terminal.
+
+    Its running trials save a checkpoint; the study can be resumed.
+    """
+    opened = _open(study, root)
+    if not opened.is_running:
+        raise InputError(f"study {study!r} is not running", f"See how it stands: tune status {study}")
+    opened.ask_to_stop()
+    deadline = time.monotonic() + wait_s
+    while opened.is_running and time.monotonic() < deadline:
+        time.sleep(0.2)
+    if opened.is_running:
+        raise TuneError(f"study {study!r} still runs after {wait_s:g} s", "It ends once its trials have saved.")
+    output.stopped(_open(study, root))
     return 0
 
 

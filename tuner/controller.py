@@ -16,6 +16,7 @@ from tuner.channel import Assignment, Ended, Heard, Reported
 from tuner.checkpoints import Checkpoints
 from tuner.early_stopping import make_rule
 from tuner.errors import StudyAbortedError
+from tuner.failures import Cause, Failure
 from tuner.observer import Observer
 from tuner.record import TrialRecord, best_report
 from tuner.sampling import Proposer
@@ -45,8 +46,8 @@ class StudyController:
         free_slot: Called with the number of a trial whose slot was lost, to give back what its workers held.
 
     Attributes:
-        ended_by: Why no further trial is started: "interrupted", "max_hours", "target" or "failure"; None while it
-            goes on.
+        ended_by: Why no further trial is started: "interrupted", "stopped" (from another terminal), "max_hours",
+            "target" or "failure"; None while it goes on.
         failure: The error that ended the study, to be raised by whoever runs it.
     """
 
@@ -116,6 +117,8 @@ class StudyController:
         """Take in what a slot heard; returns whether its trial goes on."""
         try:
             running = self._running[tune_id]
+            for text in heard.warnings:
+                self._observer.warning(text)
             self._checkpoints.note_saved(running.number, heard.saved)
             goes_on = all(self._take_report(running, report) for report in heard.reports)
             if goes_on and heard.ended is not None:
@@ -135,7 +138,7 @@ class StudyController:
         try:
             self._free_slot(running.number)
             if self.study.trial(running.number).attempts > self.spec.failures.max_failures:
-                self._finish(running.number, "FAILED", "lost: its slot's process died")
+                self._finish(running.number, "FAILED", Cause(Failure.LOST, "its slot's process died").reason)
             else:
                 self._left.append(running.number)
         except Exception as error:
@@ -146,6 +149,8 @@ class StudyController:
         try:
             if self.session.is_due():
                 self._observer.tick(self.session.training_share())
+                if self.study.is_asked_to_stop:
+                    self.stop("stopped")
                 if self.session.is_over():
                     self.stop("max_hours")
         except Exception as error:
@@ -261,12 +266,12 @@ class StudyController:
             return False
         if ended.outcome == "completed" and running.reported_step > 0:
             return self._finish(number, "COMPLETE")
-        reason = ended.reason or "it ended without a report"
-        if ended.detail:
-            self.study.write_log(number, ended.detail)
-        self._finish(number, "FAILED", reason)
-        if ended.outcome == "failed":
-            self._stop_when_all_alike(number, reason)
+        if ended.outcome == "diverged":
+            return self._finish(number, "FAILED", f"diverged at step {ended.step}")
+        cause = ended.cause or Cause(Failure.ERROR, "it ended without a report")
+        self.study.write_log(number, cause.detail)
+        self._finish(number, "FAILED", cause.reason)
+        self._stop_when_all_alike(number, cause.reason)
         return False
 
     def _finish(self, number: int, state: str, reason: str | None = None) -> bool:

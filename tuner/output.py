@@ -163,6 +163,13 @@ def studies(states: Sequence[Mapping[str, Any]], form: Format) -> None:
     _table(table)
 
 
+def stopped(study: Study) -> None:
+    """A study that was asked to end has ended."""
+    state = study.status()
+    result(f"{study.spec.study} {state['state']}: {text.counts(state['counts'])}")
+    note(f"Go on with it: {outcomes.command('resume', study.dir)}")
+
+
 def outcome(study: Study) -> None:
     """The end of a search: leaderboard and gain on stdout; failures and the commands to type next on stderr."""
     records, leaders = study.trials(), study.best(LEADERBOARD_ROWS)

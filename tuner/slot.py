@@ -14,7 +14,8 @@ from typing import Any
 from ray import tune
 from ray.experimental import internal_kv
 
-from tuner.channel import Assignment, Ended, Go, Heard, Reported, Saved, Start, Stop
+from tuner.channel import Assignment, Ended, Go, Heard, Reported, Saved, Start, Stop, Warned
+from tuner.failures import Failure
 from tuner.worker_group import PATIENCE_S, SlotSettings, WorkerGroup
 
 POLL_S = 0.2
@@ -63,6 +64,7 @@ class TrialSlot(tune.Trainable):
         self._is_running, self._is_waiting = True, False
         self._asked_to_stop_at: float | None = None
         self._failures: list[str] = []
+        self._warnings: list[str] = []
         self._start()
 
     def _start(self) -> None:
@@ -84,6 +86,8 @@ class TrialSlot(tune.Trainable):
                 continue
             if isinstance(message, Saved):
                 saved.append(message)
+            elif isinstance(message, Warned):
+                self._warnings.append(message.text)
             elif isinstance(message, Ended) and not self._retries(message):
                 self._is_running = False
                 return self._heard(reports, saved, message)
@@ -95,7 +99,8 @@ class TrialSlot(tune.Trainable):
                     return self._heard(reports, saved)
 
     def _heard(self, reports: list[Reported], saved: list[Saved], ended: Ended | None = None) -> Heard:
-        return Heard(self._assignment.number, tuple(reports), tuple(saved), ended)
+        warnings, self._warnings = tuple(self._warnings), []
+        return Heard(self._assignment.number, tuple(reports), tuple(saved), ended, warnings)
 
     def _receive(self, timeout_s: float) -> Any:
         """The next message; where there is nobody to speak, an `Ended` that says why."""
@@ -108,7 +113,7 @@ class TrialSlot(tune.Trainable):
             self._workers.send(Start(self._assignment))
         message = self._workers.receive(timeout_s)
         if message is None and not self._workers.is_alive:
-            return Ended(number, "failed", *self._workers.describe_end())
+            return Ended(number, "failed", cause=self._workers.cause_of_end)
         return message
 
     def _has_to_stop(self) -> bool:
@@ -126,13 +131,16 @@ class TrialSlot(tune.Trainable):
         return not self._is_started
 
     def _retries(self, ended: Ended) -> bool:
-        """Start the trial again after a failure, while it has attempts left and did not fail twice alike."""
-        if ended.outcome != "failed" or self._asked_to_stop_at is not None:
+        """Start the trial again after a failure, while it has attempts left and no error came twice."""
+        if ended.cause is None or self._asked_to_stop_at is not None:
             return False
-        repeated = ended.reason in self._failures
-        self._failures.append(ended.reason)
-        if repeated or len(self._failures) > self._settings.max_failures:
-            return False
+        # A worker that is lost again and again without getting any further is lost for a reason.
+        if not ended.cause.failure.is_innocent or self._step == self._assignment.reported_step:
+            repeated = ended.cause.failure is Failure.ERROR and ended.cause.reason in self._failures
+            self._failures.append(ended.cause.reason)
+            if repeated or len(self._failures) > self._settings.max_failures:
+                return False
+        self._warnings.append(f"trial {ended.number} starts again: {ended.cause.reason}")
         self._assignment = replace(self._assignment, reported_step=self._step)
         self._start()
         return True

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tuner.sampling import Proposal
 
-SPEC, SOURCE, LOCK = "spec.json", "study.yaml", "study.lock"
+SPEC, SOURCE, LOCK, STOP = "spec.json", "study.yaml", "study.lock", "stop"
 
 
 class Study:
@@ -83,11 +83,14 @@ class Study:
         directory = find_study(root, name)
         spec = _read_spec(directory)
         lock = StudyLock(directory / LOCK) if writable else None
+        if writable:
+            (directory / STOP).unlink(missing_ok=True)
         return cls(spec, directory, _load_optuna_study(spec, directory, writable=writable), lock)
 
     def close(self) -> None:
         """Release the lock."""
         if self._lock is not None:
+            (self.dir / STOP).unlink(missing_ok=True)
             self._lock.release()
 
     def replace_spec(self, spec: StudySpec) -> None:
@@ -185,6 +188,15 @@ class Study:
             checkpoint=str(checkpoint) if checkpoint is not None and checkpoint.exists() else None,
             mlflow_run_id=notes.get(f"mlflow_run_id:{trial.number}"),
         )
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Whether another process wants the one that runs the study to end it."""
+        return (self.dir / STOP).exists()
+
+    def ask_to_stop(self) -> None:
+        """Have the process that runs the study end it, resumable."""
+        (self.dir / STOP).touch()
 
     # -- writing ------------------------------------------------------------------------------------------------
 

@@ -38,7 +38,8 @@ from trainables.checkpoint_dir import (
     write_manifest,
 )
 from tuner.best_report import BestReport
-from tuner.channel import Assignment, Ended, Reported, Saved, Start, Stop, connect, hello, one_line
+from tuner.channel import Assignment, Ended, Reported, Saved, Start, Stop, connect, hello
+from tuner.failures import cause_of
 from tuner.recent_reports import RecentReports, unrecorded
 from tuner.trial_log import trial_log
 
@@ -81,7 +82,7 @@ def _run(trainable: str, assignment: Assignment, line: Connection[Any, Any] | No
             if ray.train.get_context().get_world_size() > 1:
                 # The other ranks may wait for this one: only the end of the whole group releases them.
                 raise
-            return Ended(assignment.number, "failed", one_line(error))
+            return Ended(assignment.number, "failed", cause=cause_of(error))
 
 
 class _Reporting(DistributedTrainFnUtils):

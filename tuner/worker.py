@@ -24,7 +24,8 @@ from trainables.config import TrainConfig
 from trainables.errors import Diverged
 from trainables.finetune import Report, Warm, Worker, finetune
 from tuner.best_report import BestReport
-from tuner.channel import Address, Assignment, Ended, Go, Quit, Reported, Saved, Start, Stop, connect, hello, one_line
+from tuner.channel import Address, Assignment, Ended, Go, Quit, Reported, Saved, Start, Stop, connect, hello
+from tuner.failures import cause_of
 from tuner.recent_reports import RecentReports, unrecorded
 from tuner.trial_log import trial_log
 
@@ -119,12 +120,12 @@ def run_trial(assignment: Assignment, service: Service, worker: Worker, line: Li
             completed = _Trial(assignment, service, worker, line).run(warm)
             return Ended(assignment.number, "completed" if completed else "stopped")
         except Diverged as error:
-            return Ended(assignment.number, "diverged", str(error))
+            return Ended(assignment.number, "diverged", error.step)
         except Exception as error:
             traceback.print_exc()
             if not may_stay(error, worker, line):
                 raise
-            return Ended(assignment.number, "failed", one_line(error))
+            return Ended(assignment.number, "failed", cause=cause_of(error))
 
 
 def may_stay(error: Exception, worker: Worker, line: Line) -> bool:

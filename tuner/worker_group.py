@@ -17,6 +17,7 @@ from ray.experimental import internal_kv
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from tuner.channel import Endpoint, Hello, Quit
+from tuner.failures import Cause, cause_of_group_end
 
 if TYPE_CHECKING:
     from tuner.trainer import TrainerThread
@@ -115,9 +116,10 @@ class WorkerGroup:
         self.end()
         self._endpoint.close()
 
-    def describe_end(self) -> tuple[str, str]:
-        """(reason, detail) of workers that ended by themselves."""
-        return describe(self._trainer.error if self._trainer is not None else None)
+    @property
+    def cause_of_end(self) -> Cause:
+        """Why the workers ended by themselves."""
+        return cause_of_group_end(None if self._trainer is None else self._trainer.error)
 
     def note_placement_group(self, number: int) -> None:
         """Leave word in the cluster of what the workers of a trial hold, in case this slot is lost."""
@@ -175,24 +177,3 @@ def free_placement_group(prefix: str, number: int) -> None:
     noted = internal_kv._internal_kv_get(f"{prefix}:{number}".encode())
     if noted:
         remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(noted.decode()))))
-
-
-def describe(error: BaseException | None) -> tuple[str, str]:
-    """(reason, detail) of a worker group's end: the first worker's own error rather than what it did to the others."""
-    failures = getattr(error, "worker_failures", None)
-    if not failures:
-        return ("the workers ended without a word" if error is None else _first_line(error)), str(error or "")
-    ordered = sorted(failures.values(), key=_is_consequence)
-    return _first_line(ordered[0]), str(ordered[0])
-
-
-def _is_consequence(error: BaseException) -> bool:
-    # When one rank dies the others fail in their next collective; that is never the cause.
-    text = str(error)
-    return any(sign in text for sign in ("Connection closed by peer", "Connection reset by peer", "Broken pipe"))
-
-
-def _first_line(error: BaseException) -> str:
-    cause = getattr(error, "cause", None) or error
-    lines = [line for line in str(cause).strip().splitlines() if line.strip()]
-    return f"{type(cause).__name__}: {lines[-1].strip()}" if lines else type(cause).__name__

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -101,17 +102,30 @@ def search(workload: Workload) -> ray.tune.ResultGrid:
     return tuner.fit()
 
 
+def start_ray(num_cpus: int) -> None:
+    """Start a Ray of its own under which the pattern does not hang.
+
+    A stopped trial's resources are freed by an actor that asks the dashboard, so there must be one; it finds it through
+    RAY_ADDRESS alone when another Ray runs on the host, so every process must inherit it and the port be known before.
+
+    Args:
+        num_cpus: A driver function takes one in Ray's books, beside those of the workers.
+    """
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    os.environ["RAY_GCS_SERVER_PORT"] = str(port)
+    os.environ["RAY_ADDRESS"] = f"{ray.util.get_node_ip_address()}:{port}"
+    ray.init(address="local", num_cpus=num_cpus, include_dashboard=True, log_to_driver=False)
+    assert ray.get_runtime_context().gcs_address == os.environ["RAY_ADDRESS"], "Ray started under another address"
+
+
 def main() -> None:
     """Run the workload given as JSON."""
     workload = Workload.from_json(sys.argv[1])
     os.environ.update(TUNED if "tuned" in sys.argv[2:] else {})
     os.environ["PYTHONPATH"] = str(REPOSITORY)
-    # A driver function takes a CPU in Ray's books, which would leave none for the workers of a small machine. Without
-    # the dashboard the actor that frees a stopped trial's resources dies, and the search waits for ever.
-    num_cpus = workload.slots * (workload.workers + 1)
-    ray.init(address="local", num_cpus=num_cpus, include_dashboard=True, log_to_driver=False)
-    # Another Ray on the host must not be picked up by mistake.
-    os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+    start_ray(workload.slots * (workload.workers + 1))
     results = search(workload)
     print(json.dumps({"errors": results.num_errors}))
     ray.shutdown()
