@@ -126,12 +126,15 @@ def mlflow_statuses(folder: Path) -> dict[str, str]:
     return {numbers.get(run.info.run_id, "parent"): run.info.status for run in runs}
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_one_signal_saves_every_trial_and_the_study_goes_on_later(
     tmp_path: Path, study_file: Path, tune_process: Callable[..., Tune], signum: signal.Signals
 ) -> None:
     tune = tune_process("run", str(study_file))
     tune.wait_for(has_reported(tmp_path, 2, 5))
+    second = tune_process("resume", "long")
+    assert second.end() == 2
+    assert f"process {tune.process.pid}" in second.text, "it names who holds the study"
     started = time.monotonic()
     tune.process.send_signal(signum)
     assert tune.end() == 130
@@ -207,18 +210,7 @@ def test_a_killed_driver_leaves_no_process_and_resume_repeats_nothing(
     assert len(mlflow_statuses(tmp_path)) == 5
 
 
-def test_a_second_resume_at_once_is_refused_and_names_the_holder(
-    tmp_path: Path, study_file: Path, tune_process: Callable[..., Tune]
-) -> None:
-    tune = tune_process("run", str(study_file))
-    tune.wait_for(has_reported(tmp_path, 1, 1))
-    second = tune_process("resume", "long")
-    assert second.end() == 2
-    assert f"process {tune.process.pid}" in second.text
-    tune.process.send_signal(signal.SIGINT)
-    assert tune.end() == 130
-
-
+@pytest.mark.slow
 def test_a_second_ray_on_the_host_is_left_alone(
     tmp_path: Path, study_file: Path, tune_process: Callable[..., Tune]
 ) -> None:

@@ -174,14 +174,14 @@ def test_a_trial_that_raises_fails_alone_with_its_reason_and_traceback(tmp_path:
     assert "Traceback" in study.log_path(bad.number).read_text(encoding="utf-8")
 
 
-def test_two_workers_a_trial_give_the_same_losses_as_one(tmp_path: Path) -> None:
-    one = run(tmp_path, "one", search={"num_trials": 1}, train={"max_steps": 4})
-    two = run(tmp_path, "two", search={"num_trials": 1}, train={"max_steps": 4}, scaling={"num_workers": 2})
+def test_two_workers_a_trial_give_the_same_losses_as_one(tmp_path: Path, finished: tuple[Study, Recorder]) -> None:
+    one, _ = finished
+    two = run(tmp_path, search={"num_trials": 1}, scaling={"num_workers": 2})
     assert two.trials()[0].state == "COMPLETE"
     assert one.trials()[0].reports == pytest.approx(two.trials()[0].reports, rel=1e-5)
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_plain_ray_train_function_runs_unchanged_and_is_stopped_early(tmp_path: Path, num_workers: int) -> None:
     study = run(
         tmp_path,
@@ -199,21 +199,18 @@ def test_a_plain_ray_train_function_runs_unchanged_and_is_stopped_early(tmp_path
     assert study.best()[0].checkpoint is not None
 
 
-@pytest.mark.parametrize("missing", ["loss", "step"])
-def test_a_missing_metric_or_step_ends_the_study_at_the_first_report_and_lists_what_was_reported(
-    tmp_path: Path, missing: str
-) -> None:
+def test_a_missing_step_ends_the_study_at_the_first_report_and_lists_what_was_reported(tmp_path: Path) -> None:
     with pytest.raises(StudyAbortedError) as raised:
         run(
             tmp_path,
-            trainable=f"{FUNCTIONS}:without_{missing}",
+            trainable=f"{FUNCTIONS}:without_step",
             train={},
             objective={"metric": "loss"},
             search_space={"x": {"type": "float", "low": -1.0, "high": 1.0}},
             search={"num_trials": 4},
             scheduler={"type": "none", "max_t": 9},
         )
-    assert repr(missing) in raised.value.message
+    assert "'step'" in raised.value.message
     assert "other" in raised.value.message
 
 
@@ -289,9 +286,6 @@ def test_target_ends_a_study_early_and_leaves_it_resumable(tmp_path: Path) -> No
     study = run(tmp_path, search={"num_trials": 50, "target": 100.0}, scaling={"slots": 1})
     assert len(study.trials()) == 1
     assert study.status()["state"] == "stopped"
-    resumed = search.resume("tiny", root=tmp_path / "studies", overrides=["search.target=0.0", "search.num_trials=3"])
-    assert [trial.state for trial in resumed.trials()].count("RUNNING") == 0
-    assert len(resumed.trials()) == 3
 
 
 def test_max_hours_ends_a_study_early_and_running_trials_go_on_when_resumed(tmp_path: Path) -> None:

@@ -25,11 +25,6 @@ def quadratic(config: dict[str, Any]) -> None:
             ray.train.report(metrics, checkpoint=Checkpoint.from_directory(folder))
 
 
-def without_loss(config: dict[str, Any]) -> None:
-    """Reports no loss."""
-    ray.train.report({"step": 1, "other": config["x"]})
-
-
 def without_step(config: dict[str, Any]) -> None:
     """Reports no step."""
     ray.train.report({"loss": 1.0, "other": config["x"]})

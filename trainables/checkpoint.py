@@ -3,15 +3,16 @@
 A checkpoint is written to a folder beside its place and renamed when all ranks are done, so what has the final name
 is whole. Errors are the same on every rank: one that cannot write must not leave the others waiting.
 
-`save_checkpoint` returns when all is written; `saver.CheckpointSaver` writes beside the loop.
+`save_checkpoint` returns when all is on disk; `saver.CheckpointSaver` writes beside the loop.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,19 +20,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint import load as load_distributed
-from torch.distributed.checkpoint import save as save_distributed
+from torch.distributed.checkpoint import (
+    DefaultSavePlanner,
+    FileSystemReader,
+    FileSystemWriter,
+    state_dict_loader,
+    state_dict_saver,
+)
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor
 
 from trainables.checkpoint_dir import PARTIAL_SUFFIX, is_complete, keep_last, read_manifest, write_manifest
 from trainables.errors import CheckpointError
 from trainables.parallel import Worker
-from trainables.shares import own_share
 
-# What torch says at every save and load of a single process.
+# What torch says of every save and load of a single process.
 NOISE = ".*(torch.distributed|TypedStorage).*"
 
 
@@ -56,25 +61,35 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Draft:
-    """A checkpoint on its way to disk.
+    """A checkpoint on its way to disk; the same on every rank.
 
     Attributes:
-        path: The final folder, in one that exists.
+        path: The final folder.
         step: Optimizer steps done.
         metrics: Values of the last report.
         notes: Kept in the manifest for whoever resumes.
-        keep: How many complete checkpoints to leave beside it in the end; None: all.
+        keep: How many complete checkpoints may be beside it and itself in the end; None: all.
         protected: Checkpoints that stay in any case.
-        is_abandoned: Set when nobody wants it any more; it is then given up at the next tensor.
+        is_abandoned: Set when nobody wants it any more; it is given up at the next tensor then.
     """
 
     path: Path
     step: int
     metrics: Mapping[str, float]
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, Any]
     keep: int | None = None
     protected: Collection[Path] = ()
     is_abandoned: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def partial(self) -> Path:
+        """Where it is written before it is whole."""
+        return self.path.with_name(self.path.name + PARTIAL_SUFFIX)
+
+    def check_wanted(self) -> None:
+        """Raises when it is abandoned."""
+        if self.is_abandoned.is_set():
+            raise RuntimeError("abandoned")
 
 
 def save_checkpoint(state: TrainState, path: Path, worker: Worker, notes: Mapping[str, Any] | None = None) -> None:
@@ -90,37 +105,217 @@ def save_checkpoint(state: TrainState, path: Path, worker: Worker, notes: Mappin
         CheckpointError: A rank could not write; nothing is at the path then but what was there before.
     """
     draft = Draft(path, state.step, state.metrics, notes or {})
+    if worker.rank == 0:
+        # Where this fails, so does what `write` does there, on all ranks.
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=NOISE)
         write(draft, lambda: contents(state, worker), worker)
 
 
 def contents(state: TrainState, worker: Worker) -> dict[str, Any]:
-    """What this rank writes of a state: tensors in nested mappings, live ones. Every rank's random state is its own."""
-    replicated = {**_model_and_optimizer(state), "progress": _progress(state)}
-    return {**own_share(replicated, worker.rank, worker.world_size), "rng": {_rng_key(worker): _rng_state(worker)}}
+    """What this rank writes of a state: nested mappings of the live tensors.
+
+    What all ranks hold alike is divided among them; random states and shards are each rank's own.
+    """
+    common = {**_live_model_and_optimizer(state), "progress": _progress(state)}
+    return {**_share(common, worker), "rng": {_rng_key(worker): _rng_state(worker)}}
 
 
 def write(
-    draft: Draft, contents: Callable[[], dict[str, Any]], worker: Worker, group: dist.ProcessGroup | None = None
+    draft: Draft, make_contents: Callable[[], dict[str, Any]], worker: Worker, group: dist.ProcessGroup | None = None
 ) -> None:
-    """Writes a checkpoint from this rank's contents; called on every rank, in whichever thread.
+    """Writes a checkpoint; called on every rank, in any thread. The folder around it must be there.
 
     Args:
-        draft: Where to, and what its manifest says.
-        contents: Makes what this rank writes; where it raises, all ranks fail.
+        draft: What to write beside the contents, and where.
+        make_contents: Returns what this rank writes; where it raises, every rank fails.
         worker: This rank.
-        group: The processes' own group for this, where collectives of other threads may run; the default one else.
+        group: All ranks, in a group that no other thread uses; None: the default one.
 
     Raises:
         CheckpointError: A rank could not write; nothing is at the path then but what was there before.
     """
-    path, partial = draft.path, draft.path.with_name(draft.path.name + PARTIAL_SUFFIX)
     try:
-        _on_rank_zero(lambda: _make_empty(partial, parents=group is None), worker, group)
-        _write_files(partial, _Planner(contents, draft.is_abandoned), worker, group)
-        _on_rank_zero(lambda: _commit(draft, partial), worker, group)
+        _on_rank_zero(lambda: _make_empty(draft.partial), worker, group)
+        files = FileSystemWriter(draft.partial)
+        files.fs = _ExistingFolders()
+        state_dict_saver.save(
+            {},
+            storage_writer=files,
+            planner=_Planner(draft, make_contents),
+            process_group=group,
+            no_dist=worker.world_size == 1,
+        )
+        _on_rank_zero(lambda: _commit(draft), worker, group)
     except (Exception, CheckpointException) as error:  # torch derives the latter from BaseException
         if worker.rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-        raise CheckpointError(f"{path}: cannot be written: {_cause(error)}") from error
+            shutil.rmtree(draft.partial, ignore_errors=True)
+        raise CheckpointError(f"{draft.path}: cannot be written: {_cause(error)}") from error
+
+
+class _Planner(DefaultSavePlanner):
+    """Asks for the contents where torch passes an exception on to all ranks."""
+
+    def __init__(self, draft: Draft, make_contents: Callable[[], dict[str, Any]]) -> None:
+        super().__init__()
+        self._draft = draft
+        self._make_contents = make_contents
+
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        super().set_up_planner(self._make_contents(), storage_meta, is_coordinator)
+
+    def resolve_data(self, write_item: Any) -> Any:
+        self._draft.check_wanted()
+        return super().resolve_data(write_item)
+
+
+class _ExistingFolders(FileSystem):
+    """Does not bring back the folder of a trial that was deleted meanwhile."""
+
+    def mkdir(self, path: Any) -> None:
+        Path(path).mkdir(exist_ok=True)
+
+
+def _commit(draft: Draft) -> None:
+    path, partial = draft.path, draft.partial
+    # Each rank has waited for its own files to reach the disk.
+    write_manifest(partial, draft.step, draft.metrics, draft.notes, are_files_synced=True)
+    draft.check_wanted()
+    replaced = path.with_name(f"{path.name}.replaced{PARTIAL_SUFFIX}")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if path.exists():
+        path.rename(replaced)
+    partial.rename(path)
+    shutil.rmtree(replaced, ignore_errors=True)
+    if draft.keep is not None:
+        keep_last(path.parent, draft.keep, draft.protected)
+
+
+def load_checkpoint(state: TrainState, path: Path, worker: Worker) -> None:
+    """Reads a checkpoint into a state; called on every rank, and the number of ranks may differ from the saving one.
+
+    A rank that did not exist when it was saved keeps its own random state.
+
+    Raises:
+        CheckpointError: The checkpoint is not complete or does not fit the model or the optimizer.
+    """
+    if not is_complete(path):
+        raise CheckpointError(f"{path}: not a complete checkpoint")
+    try:
+        _read(state, path, worker)
+    except (Exception, CheckpointException) as error:  # torch derives the latter from BaseException
+        raise CheckpointError(f"{path}: cannot be read: {_cause(error)}") from error
+
+
+def _read(state: TrainState, path: Path, worker: Worker) -> None:
+    reader = FileSystemReader(path)
+    key = _rng_key(worker)
+    saved = _model_and_optimizer(state)
+    saved["progress"] = _progress(state)
+    if any(name.startswith(f"rng.{key}.") for name in reader.read_metadata().state_dict_metadata):
+        saved["rng"] = {key: _rng_state(worker)}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=NOISE)
+        state_dict_loader.load(saved, storage_reader=reader, no_dist=worker.world_size == 1)
+    set_state_dict(state.model, state.optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
+    if "rng" in saved:
+        _set_rng_state(saved["rng"][key], worker)
+    state.step, state.tokens = saved["progress"].tolist()
+    state.metrics = (read_manifest(path) or {}).get("metrics", {})
+
+
+def _model_and_optimizer(state: TrainState) -> dict[str, Any]:
+    model, optimizer = get_state_dict(state.model, state.optimizer)
+    return {"model": model, "optimizer": optimizer}
+
+
+def _live_model_and_optimizer(state: TrainState) -> dict[str, Any]:
+    # What get_state_dict returns, in a fraction of its time. Only that one makes up what an optimizer lacks at first.
+    if not state.optimizer.state:
+        return _model_and_optimizer(state)
+    names = {parameter: name for name, parameter in state.model.named_parameters()}
+    states = {names[parameter]: values for parameter, values in state.optimizer.state.items()}
+    groups = [{**group, "params": [names[p] for p in group["params"]]} for group in state.optimizer.param_groups]
+    return {"model": state.model.state_dict(), "optimizer": {"state": states, "param_groups": groups}}
+
+
+def _share(common: dict[str, Any], worker: Worker) -> dict[str, Any]:
+    """This rank's part of what all ranks hold alike: tensors of about the same size in sum; the rest is rank 0's."""
+    if worker.world_size == 1:
+        return common
+    sizes = sorted(_replicated("", common), key=lambda named: named[1], reverse=True)
+    owners: dict[str, int] = {}
+    loads = [0] * worker.world_size
+    for name, num_bytes in sizes:
+        owners[name] = loads.index(min(loads))
+        loads[owners[name]] += num_bytes
+    share: dict[str, Any] = _owned("", common, owners, worker.rank)
+    return share
+
+
+def _replicated(name: str, value: Any) -> Iterator[tuple[str, int]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _replicated(f"{name}.{key}", item)
+    elif isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
+        yield name, value.nbytes
+
+
+def _owned(name: str, value: Any, owners: Mapping[str, int], rank: int) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        key: _owned(f"{name}.{key}", item, owners, rank)
+        for key, item in value.items()
+        if isinstance(item, (Mapping, DTensor)) or owners.get(f"{name}.{key}", 0) == rank
+    }
+
+
+def _progress(state: TrainState) -> torch.Tensor:
+    return torch.tensor([state.step, state.tokens])
+
+
+def _rng_key(worker: Worker) -> str:
+    return f"rank_{worker.rank}"
+
+
+def _rng_state(worker: Worker) -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if worker.device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(worker.device)
+    return states
+
+
+def _set_rng_state(states: dict[str, torch.Tensor], worker: Worker) -> None:
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], worker.device)
+
+
+def _on_rank_zero(action: Callable[[], None], worker: Worker, group: dist.ProcessGroup | None) -> None:
+    # The others wait, and learn of a failure.
+    failure: list[str | None] = [None]
+    if worker.rank == 0:
+        try:
+            action()
+        except Exception as error:
+            failure = [str(error) or type(error).__name__]
+    if worker.world_size > 1:
+        device = worker.device if group is None else torch.device("cpu")
+        dist.broadcast_object_list(failure, src=0, group=group, device=device)
+    if failure[0] is not None:
+        raise CheckpointError(failure[0])
+
+
+def _make_empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+
+
+def _cause(error: BaseException) -> str:
+    # torch lists every rank and its traceback; a user needs the first line of one reason.
+    failures = getattr(error, "failures", None)
+    reason = next(iter(failures.values()))[0] if failures else error
+    return f"{reason}".strip().splitlines()[0] if f"{reason}".strip() else type(reason).__name__

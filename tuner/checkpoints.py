@@ -20,6 +20,9 @@ class Checkpoints:
         self._study = study
         self._root = study.dir.resolve() / "checkpoints"
         self._deleter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-deleter")
+        for condemned in self._root.glob(".*.deleted"):
+            # A kill fell into its deletion.
+            self._delete(condemned)
 
     def directory(self, number: int) -> Path:
         """The folder of a trial's checkpoints."""
@@ -44,10 +47,10 @@ class Checkpoints:
     def keep_best(self) -> None:
         """Delete the checkpoints of complete trials beyond the best `checkpoint.keep_best_trials`."""
         complete = [record for record in self._study.trials() if record.state == "COMPLETE"]
-        beyond: list[TrialRecord] = ranked(complete, self._study.spec.objective)
-        for record in beyond[max(1, self._study.spec.checkpoint.keep_best_trials) :]:
-            if record.checkpoint is not None:
-                self._forget(record.number)
+        # One whose checkpoint is gone or damaged takes nobody's place.
+        usable = [record for record in ranked(complete, self._study.spec.objective) if _has_checkpoint(record)]
+        for record in usable[max(1, self._study.spec.checkpoint.keep_best_trials) :]:
+            self._forget(record.number)
 
     def close(self) -> None:
         """Wait for the deletions under way."""
@@ -66,4 +69,11 @@ class Checkpoints:
             directory.rename(condemned)
         except OSError:
             return
-        self._deleter.submit(shutil.rmtree, condemned, ignore_errors=True)
+        self._delete(condemned)
+
+    def _delete(self, path: Path) -> None:
+        self._deleter.submit(shutil.rmtree, path, ignore_errors=True)
+
+
+def _has_checkpoint(record: TrialRecord) -> bool:
+    return record.checkpoint is not None and is_complete(Path(record.checkpoint))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import fcntl
 import json
 import os
 import socket
 import time
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from tuner.errors import StudyLockedError
 
@@ -28,7 +30,7 @@ class StudyLock:
             StudyLockedError: Another live process holds it.
         """
         # Inheritable descriptors would keep the lock alive in child processes that outlive this one.
-        self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - held open on purpose
+        self._file = open(path, "ab+", buffering=0)  # noqa: SIM115 - held open on purpose
         os.set_inheritable(self._file.fileno(), False)
         if not _acquire(self._file):
             self._file.close()
@@ -37,8 +39,8 @@ class StudyLock:
                 f"Watch it with `tune status {path.parent.name}`, or end that process first.",
             )
         self._file.truncate(0)
-        self._file.write(json.dumps(_myself()))
-        self._file.flush()
+        with contextlib.suppress(OSError):  # on a full disk the lock holds all the same, without a name
+            self._file.write(json.dumps(_myself()).encode())
 
     def release(self) -> None:
         """Give the lock back; releasing twice is harmless."""
@@ -51,7 +53,7 @@ def holder(path: Path) -> dict[str, Any] | None:
     """Who holds the lock at `path` right now: {host, pid, since}; None when nobody does."""
     if not path.exists():
         return None
-    with open(path, encoding="utf-8") as file:
+    with open(path, "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
@@ -66,7 +68,7 @@ def describe(who: dict[str, Any] | None) -> str:
     return f"process {who['pid']} on {who['host']} since {who['since']}"
 
 
-def _acquire(file: TextIO, timeout_s: float = 0.5) -> bool:
+def _acquire(file: FileIO, timeout_s: float = 0.5) -> bool:
     # A reader looking whether the study runs holds the lock for an instant; that is no holder.
     deadline = time.monotonic() + timeout_s
     while True:
@@ -79,7 +81,7 @@ def _acquire(file: TextIO, timeout_s: float = 0.5) -> bool:
             time.sleep(0.02)
 
 
-def _read(text: str) -> dict[str, Any]:
+def _read(text: bytes) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError:

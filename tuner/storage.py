@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,61 +32,19 @@ def open_storage(study_dir: Path, url: str | None, *, writable: bool) -> BaseSto
             f"{path} is missing or empty, but the study's folder exists: its record was lost",
             f"Put the file back from a copy, or move {study_dir} away and run the study file again.",
         )
+    # Imported here, since only the verbs that need the record shall pay for Optuna.
+    from tuner.journal import cut_torn_line, open_journal
+
     if writable:
         cut_torn_line(path)
-    return _open_journal(path)
+    return open_journal(path)
 
 
 def create_journal(study_dir: Path) -> BaseStorage:
     """Start the journal of a new study."""
-    return _open_journal(study_dir / JOURNAL)
+    from tuner.journal import open_journal
 
-
-def cut_torn_line(path: Path) -> None:
-    """Drop an unfinished last line, which a process killed in mid-write leaves and Optuna would stumble over."""
-    with open(path, "rb+") as file:
-        size = file.seek(0, os.SEEK_END)
-        tail = b""
-        while size > 0 and b"\n" not in tail:
-            step = min(size, 65536)
-            size = file.seek(size - step)
-            tail = file.read(step) + tail
-            file.seek(size)
-        file.truncate(size + tail.rfind(b"\n") + 1)
-
-
-def _open_journal(path: Path) -> BaseStorage:
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-    from optuna.storages.journal._file import BaseJournalFileLock
-
-    class HeldElsewhere(BaseJournalFileLock):
-        """The study's lock admits one writer already; a second lock file could only be left behind by a kill."""
-
-        def acquire(self) -> bool:
-            return True
-
-        def release(self) -> None:
-            return None
-
-    try:
-        return JournalStorage(JournalFileBackend(str(path), lock_obj=HeldElsewhere()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise StudyDamagedError(
-            f"{path}:{_damaged_line(path)}: the study's record cannot be read ({type(error).__name__})",
-            "Put the file back from a copy; every line must be one JSON object as Optuna writes it.",
-        ) from error
-
-
-def _damaged_line(path: Path) -> int:
-    with open(path, "rb") as file:
-        number = 0
-        for number, line in enumerate(file, start=1):
-            try:
-                json.loads(line)
-            except ValueError:
-                return number
-    return number
+    return open_journal(study_dir / JOURNAL)
 
 
 def _open_database(url: str) -> BaseStorage:

@@ -16,11 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tuner.errors import StudyDamagedError, StudyExistsError, StudyNotFoundError
+from pydantic import ValidationError
+
+from trainables.checkpoint_dir import sync_to_disk
+from tuner.errors import StudyAbortedError, StudyDamagedError, StudyExistsError, StudyNotFoundError
 from tuner.lock import StudyLock, holder
 from tuner.record import TrialRecord, ranked
 from tuner.spec import StudySpec
-from tuner.storage import create_journal, open_storage
+from tuner.storage import JOURNAL, create_journal, open_storage
 
 if TYPE_CHECKING:
     import optuna
@@ -48,26 +51,21 @@ class Study:
 
         Raises:
             StudyExistsError: A study of that name is there already.
+            StudyAbortedError: It cannot be written, on a full disk say; nothing is left of it then.
         """
         directory = root / spec.study
         refuse_existing(spec.study, root)
         # Everything is made aside and renamed, so that a kill cannot leave half a study under its name.
         draft = root / f".{spec.study}.{os.getpid()}.new"
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
-        (draft / SOURCE).write_text(source_text, encoding="utf-8")
-        (draft / SPEC).write_text(spec.model_dump_json(indent=1), encoding="utf-8")
-        storage = create_journal(draft) if spec.search.storage is None else None
-        if storage is not None:
-            _create_optuna_study(spec, storage)
         try:
+            _write_draft(draft, spec, source_text)
             draft.rename(directory)
-        except OSError:
+        except (OSError, StudyAbortedError) as error:
             shutil.rmtree(draft, ignore_errors=True)
             refuse_existing(spec.study, root)
-            raise
+            raise _cannot_be_written(directory, error, f"Mend the cause, then start again under {root}.") from error
         lock = StudyLock(directory / LOCK)
-        if storage is None:
+        if spec.search.storage is not None:
             _create_optuna_study(spec, open_storage(directory, spec.search.storage, writable=True))
         return cls(spec, directory, _load_optuna_study(spec, directory, writable=True), lock)
 
@@ -83,9 +81,29 @@ class Study:
         directory = find_study(root, name)
         spec = _read_spec(directory)
         lock = StudyLock(directory / LOCK) if writable else None
+        try:
+            # Looked at before the record is read: a trial that starts meanwhile is in the record first.
+            traces = _traces(directory)
+            study = cls(spec, directory, _load_optuna_study(spec, directory, writable=writable), lock)
+            study._refuse_lost_trials(traces)
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            raise
         if writable:
             (directory / STOP).unlink(missing_ok=True)
-        return cls(spec, directory, _load_optuna_study(spec, directory, writable=writable), lock)
+        return study
+
+    def _refuse_lost_trials(self, traces: Mapping[int, Path]) -> None:
+        # Going on would hand out a number again, and its trial would start from the lost one's checkpoint.
+        num_recorded, newest = len(self.frozen_trials()), max(traces, default=-1)
+        if newest >= num_recorded:
+            raise StudyDamagedError(
+                f"{self.dir / JOURNAL if self.spec.search.storage is None else self.spec.search.storage}: the record "
+                f"has {num_recorded} trials, but {traces[newest]} shows that trial {newest} was started: its end is lost",
+                f"Put it back from a copy, or move what trials {num_recorded} to {newest} left in "
+                f"{self.dir / 'checkpoints'} and {self.dir / 'logs'} away to go on with what it has.",
+            )
 
     def close(self) -> None:
         """Release the lock."""
@@ -94,10 +112,19 @@ class Study:
             self._lock.release()
 
     def replace_spec(self, spec: StudySpec) -> None:
-        """Go on under a changed specification (an extended study), durably."""
+        """Go on under a changed specification (an extended study), durably.
+
+        Raises:
+            StudyAbortedError: It cannot be written; the old one is still there.
+        """
         draft = self.dir / f"{SPEC}.new"
-        draft.write_text(spec.model_dump_json(indent=1), encoding="utf-8")
-        draft.replace(self.dir / SPEC)
+        try:
+            _write_spec(draft, spec)
+            draft.replace(self.dir / SPEC)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            remedy = f"It is as it was. Mend the cause, then: tune resume {self.dir.name}"
+            raise _cannot_be_written(self.dir / SPEC, error, remedy) from error
         self.spec = spec
 
     # -- reading ------------------------------------------------------------------------------------------------
@@ -276,7 +303,7 @@ def find_study(root: Path, name: str) -> Path:
         StudyNotFoundError: No such study.
     """
     for directory in (root / name, Path(name)):
-        if (directory / SPEC).exists() or (directory / SOURCE).exists():
+        if _is_study(directory) or (directory / SOURCE).exists():
             return directory
     known = list_studies(root)
     remedy = f"Studies there: {', '.join(known)}." if known else f"There is no study under {root}; see `tune run`."
@@ -287,7 +314,12 @@ def list_studies(root: Path) -> list[str]:
     """Names of the studies under `root`, sorted."""
     if not root.is_dir():
         return []
-    return sorted(path.name for path in root.iterdir() if (path / SPEC).exists() and not path.name.startswith("."))
+    return sorted(path.name for path in root.iterdir() if _is_study(path) and not path.name.startswith("."))
+
+
+def _is_study(directory: Path) -> bool:
+    # One that has lost a file is damaged, not gone.
+    return any((directory / name).exists() for name in (SPEC, JOURNAL, LOCK))
 
 
 def refuse_existing(name: str, root: Path) -> None:
@@ -327,13 +359,41 @@ def _load_optuna_study(spec: StudySpec, directory: Path, *, writable: bool) -> o
         ) from None
 
 
+def _write_draft(draft: Path, spec: StudySpec, source_text: str) -> None:
+    draft.mkdir(parents=True)
+    (draft / SOURCE).write_text(source_text, encoding="utf-8")
+    _write_spec(draft / SPEC, spec)
+    if spec.search.storage is None:
+        _create_optuna_study(spec, create_journal(draft))
+
+
+def _write_spec(path: Path, spec: StudySpec) -> None:
+    path.write_text(spec.model_dump_json(indent=1), encoding="utf-8")
+    # Renamed into place next: after a power cut an empty file must not stand where a whole one stood.
+    sync_to_disk(path)
+
+
+def _cannot_be_written(path: Path, error: Exception, remedy: str) -> StudyAbortedError:
+    reason = (isinstance(error, OSError) and error.strerror) or str(error).splitlines()[0]
+    return StudyAbortedError(f"{path} cannot be written: {reason}", remedy)
+
+
+def _traces(directory: Path) -> dict[int, Path]:
+    """What trials left beside the record, by their numbers: a log or checkpoints."""
+    left = [*(directory / "logs").glob("*.rank*.log"), *(directory / "checkpoints").glob("*")]
+    numbers = {path: path.name.partition(".")[0] for path in left}
+    return {int(number): path for path, number in numbers.items() if number.isdecimal()}
+
+
 def _read_spec(directory: Path) -> StudySpec:
     path = directory / SPEC
     try:
         return StudySpec.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
+        faults = error.errors() if isinstance(error, ValidationError) else []
+        reason = faults[0]["msg"] if faults else getattr(error, "strerror", None) or str(error)
         raise StudyDamagedError(
-            f"{path} cannot be read: {str(error).splitlines()[0]}",
+            f"{path} cannot be read: {reason}",
             f"Put it back from a copy, or make it anew: tune run {directory / SOURCE} --name OTHER",
         ) from error
 

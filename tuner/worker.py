@@ -18,11 +18,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trainables.checkpoint import save_checkpoint
-from trainables.checkpoint_dir import clean, keep_last, newest_complete, step_dir, step_of
+from trainables.checkpoint_dir import clean, newest_complete, step_dir, step_of
 from trainables.config import TrainConfig
 from trainables.errors import Diverged
 from trainables.finetune import Report, Warm, Worker, finetune
+from trainables.saver import CheckpointSaver
 from tuner.best_report import BestReport
 from tuner.channel import Address, Assignment, Ended, Go, Quit, Reported, Saved, Start, Stop, connect, hello
 from tuner.failures import cause_of
@@ -93,10 +93,11 @@ def serve(service: dict[str, Any]) -> None:
     worker = this_worker()
     line = Line(known.address, worker)
     line.send(hello())
-    warm = Warm()
+    warm, saver = Warm(), CheckpointSaver(worker)
     while not isinstance(command := line.receive(), Quit):
         if isinstance(command, Start):
-            line.send(run_trial(command.assignment, known, worker, line, warm))
+            line.send(run_trial(command.assignment, known, worker, line, warm, saver))
+    saver.close()
 
 
 def this_worker() -> Worker:
@@ -140,11 +141,14 @@ def may_stay(error: Exception, worker: Worker, line: Line) -> bool:
 class _Trial:
     """One trial in one worker: hands reports to the slot, obeys its commands, keeps checkpoints."""
 
-    def __init__(self, assignment: Assignment, service: Service, worker: Worker, line: Line) -> None:
+    def __init__(
+        self, assignment: Assignment, service: Service, worker: Worker, line: Line, saver: CheckpointSaver
+    ) -> None:
         self._assignment = assignment
         self._service = service
         self._worker = worker
         self._line = line
+        self._saver = saver
         self._root = Path(assignment.checkpoint_dir)
         self._best = BestReport(assignment)
         self._recent = RecentReports()
@@ -163,15 +167,16 @@ class _Trial:
         with closing(loop):  # type: ignore[type-var]
             for report in loop:
                 print(" ".join(f"{name}={value:.6g}" for name, value in report.metrics.items()))
+                self._announce_saved()
                 command = self._deliver(report)
                 if isinstance(command, Stop):
-                    if command.save:
-                        self._save(report)
+                    self._leave(report, save=command.save)
                     return False
                 if self._is_due(report):
                     self._save(report)
                 if self._is_over(report):
                     break
+        self._finish_saving()
         return True
 
     def _resume_point(self) -> Path | None:
@@ -211,8 +216,26 @@ class _Trial:
         return improves or self._is_over(report) or report.step % self._assignment.checkpoint_every == 0
 
     def _save(self, report: Report) -> None:
-        path = step_dir(self._root, report.step)
-        save_checkpoint(report.state, path, self._worker, self._recent.notes())
-        if self._worker.rank == 0:
-            keep_last(self._root, self._assignment.keep_last, protected=self._best.checkpoints)
-        self._line.send(Saved(self._assignment.number, report.step, str(path)))
+        self._saver.save(
+            report.state,
+            step_dir(self._root, report.step),
+            self._recent.notes(),
+            keep_last=self._assignment.keep_last,
+            protected=self._best.checkpoints,
+        )
+
+    def _leave(self, report: Report, *, save: bool) -> None:
+        if save:
+            self._save(report)
+            self._finish_saving()
+        else:
+            # The driver may be deleting its folder already.
+            self._saver.abandon()
+
+    def _finish_saving(self) -> None:
+        self._saver.wait()
+        self._announce_saved()
+
+    def _announce_saved(self) -> None:
+        for path in self._saver.poll():
+            self._line.send(Saved(self._assignment.number, step_of(path), str(path)))
