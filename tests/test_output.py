@@ -271,6 +271,9 @@ def test_time_left_follows_the_rate_of_this_session(demo_study: Study) -> None:
     board = Board(demo_study, 8, clock)
     assert board.eta_s is None
     board.start(4, 0)
+    clock.now_s += 100
+    assert board.eta_s is None, "the workers' start tells nothing"
+    board.report(4, {"step": 3})
     clock.now_s += 30
     board.end(record(4))
     assert board.eta_s == pytest.approx(30 * 3)

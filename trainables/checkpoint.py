@@ -23,12 +23,11 @@ from torch import nn
 from torch.distributed.checkpoint import (
     DefaultSavePlanner,
     FileSystemReader,
-    FileSystemWriter,
     state_dict_loader,
     state_dict_saver,
 )
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
@@ -235,7 +234,7 @@ def _live_model_and_optimizer(state: TrainState) -> dict[str, Any]:
     # What get_state_dict returns, in a fraction of its time. Only that one makes up what an optimizer lacks at first.
     if not state.optimizer.state:
         return _model_and_optimizer(state)
-    names = {parameter: name for name, parameter in state.model.named_parameters()}
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in state.model.named_parameters()}
     states = {names[parameter]: values for parameter, values in state.optimizer.state.items()}
     groups = [{**group, "params": [names[p] for p in group["params"]]} for group in state.optimizer.param_groups]
     return {"model": state.model.state_dict(), "optimizer": {"state": states, "param_groups": groups}}

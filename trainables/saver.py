@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import queue
 import threading
 import warnings
 from collections.abc import Collection, Mapping
@@ -33,7 +34,8 @@ class CheckpointSaver:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._group = dist.new_group(backend="gloo") if worker.world_size > 1 else None
+        group = dist.new_group(backend="gloo") if worker.world_size > 1 else None
+        self._writer = _Writer(worker, group)
         self._snapshot = _Snapshot(worker.device)
         self._writing: _Writing | None = None
         self._completed: list[Path] = []
@@ -63,7 +65,8 @@ class CheckpointSaver:
         """
         self.wait()
         draft = Draft(path, state.step, dict(state.metrics), notes or {}, keep_last, tuple(protected))
-        self._writing = _Writing(draft, self._copy(draft, state), self._worker, self._group)
+        self._writing = _Writing(draft, self._copy(draft, state))
+        self._writer.begin(self._writing)
 
     def _copy(self, draft: Draft, state: TrainState) -> _Copied:
         try:
@@ -76,8 +79,9 @@ class CheckpointSaver:
 
     def poll(self) -> list[Path]:
         """The checkpoints completed since the last call, oldest first. Does not wait, does not raise."""
-        if self._writing is not None and self._writing.is_done and self._writing.error is None:
-            self._finish(self._writing)
+        if self._writing is not None and self._writing.is_complete:
+            self._completed.append(self._writing.draft.path)
+            self._writing = None
         completed, self._completed = self._completed, []
         return completed
 
@@ -87,30 +91,25 @@ class CheckpointSaver:
         Raises:
             CheckpointError: It could not be written; on every rank alike.
         """
-        if self._writing is None:
+        writing, self._writing = self._writing, None
+        if writing is None:
             return
-        writing = self._writing
-        writing.join()
-        self._finish(writing)
-        if writing.error is not None and not writing.is_abandoned:
+        writing.done.wait()
+        if writing.is_complete:
+            self._completed.append(writing.draft.path)
+        elif writing.error is not None and not writing.is_abandoned:
             raise writing.error
-
-    def _finish(self, writing: _Writing) -> None:
-        self._writing = None
-        if writing.error is None and not writing.is_abandoned:
-            self._completed.append(writing.path)
 
     def abandon(self) -> None:
         """Gives up what is not complete yet, without waiting: nobody asks for its outcome, its folder may vanish."""
         self._completed = []
         if self._writing is not None:
-            self._writing.abandon()
+            self._writing.draft.is_abandoned.set()
 
     def close(self) -> None:
-        """Gives up what is not complete yet and waits a moment for the thread."""
+        """Gives up what is not complete yet; the saver can save no more."""
         self.abandon()
-        if self._writing is not None:
-            self._writing.join(CLOSING_S)
+        self._writer.close()
 
 
 @dataclass(frozen=True)
@@ -129,40 +128,53 @@ class _Copied:
 
 
 class _Writing:
-    """The thread that writes one checkpoint."""
+    """One checkpoint on its way."""
 
-    def __init__(self, draft: Draft, copied: _Copied, worker: Worker, group: dist.ProcessGroup | None) -> None:
-        self._draft = draft
+    def __init__(self, draft: Draft, copied: _Copied) -> None:
+        self.draft = draft
         self.error: CheckpointError | None = None
-        # A daemon: a process that ends for another reason leaves an unfinished checkpoint behind, never a wrong one.
-        self._thread = threading.Thread(
-            target=self._write, args=(copied, worker, group), daemon=True, name="checkpoint-writer"
-        )
-        self._thread.start()
+        self.done = threading.Event()
+        self._copied = copied
 
-    def _write(self, copied: _Copied, worker: Worker, group: dist.ProcessGroup | None) -> None:
+    def run(self, worker: Worker, group: dist.ProcessGroup | None) -> None:
+        """Writes it; never raises."""
         try:
-            write(self._draft, copied.ready, worker, group)
+            write(self.draft, self._copied.ready, worker, group)
         except CheckpointError as error:
             self.error = error
-
-    @property
-    def path(self) -> Path:
-        return self._draft.path
-
-    @property
-    def is_done(self) -> bool:
-        return not self._thread.is_alive()
+        finally:
+            self.done.set()
 
     @property
     def is_abandoned(self) -> bool:
-        return self._draft.is_abandoned.is_set()
+        return self.draft.is_abandoned.is_set()
 
-    def abandon(self) -> None:
-        self._draft.is_abandoned.set()
+    @property
+    def is_complete(self) -> bool:
+        return self.done.is_set() and self.error is None and not self.is_abandoned
 
-    def join(self, timeout_s: float | None = None) -> None:
-        self._thread.join(timeout_s)
+
+class _Writer:
+    """The thread: one for all checkpoints, as to start one means to wait until it runs."""
+
+    def __init__(self, worker: Worker, group: dist.ProcessGroup | None) -> None:
+        self._orders: queue.SimpleQueue[_Writing | None] = queue.SimpleQueue()
+        # A daemon: a process that ends for another reason leaves an unfinished checkpoint behind, never a wrong one.
+        self._thread = threading.Thread(target=self._run, args=(worker, group), daemon=True, name="checkpoint-writer")
+        self._thread.start()
+
+    def begin(self, writing: _Writing) -> None:
+        self._orders.put(writing)
+
+    def close(self) -> None:
+        self._orders.put(None)
+        self._thread.join(CLOSING_S)
+
+    def _run(self, worker: Worker, group: dist.ProcessGroup | None) -> None:
+        while (writing := self._orders.get()) is not None:
+            writing.run(worker, group)
+            # Waiting for the next, a thread would keep this one's copies alive.
+            del writing
 
 
 class _Snapshot:
@@ -187,7 +199,7 @@ class _Snapshot:
         with torch.no_grad():
             torch._foreach_copy_(list(self._buffers.values()), sources, non_blocking=True)
         if self._is_pinned:
-            self.event = torch.cuda.Event()
+            self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.event.record(torch.cuda.current_stream(self._device))
         return copied
 
@@ -202,5 +214,9 @@ class _Snapshot:
             buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=self._is_pinned)
         self._buffers[name] = buffer
         sources.append(source)
-        # As torch's own staging does it; from_local would move the buffer back to the mesh's device.
-        return DTensor(buffer, value._spec, requires_grad=False) if isinstance(value, DTensor) else buffer
+        return _as_shard(buffer, value) if isinstance(value, DTensor) else buffer
+
+
+def _as_shard(buffer: torch.Tensor, like: DTensor) -> DTensor:
+    # As torch's own staging does it; from_local would move the buffer to the mesh's device.
+    return DTensor(buffer, like._spec, requires_grad=False)  # type: ignore[no-untyped-call]

@@ -39,6 +39,7 @@ class Board:
         self.running: dict[int, RunningTrial] = {}
         self.training_share: float | None = None
         self._clock, self._started_s, self._num_ended_here = clock, clock(), 0
+        self._trains_since_s: float | None = None
         self._ended = {record.number: record for record in study.trials() if record.state != "RUNNING"}
         self.best: TrialRecord | None = self._leader(*self._ended.values())
 
@@ -51,6 +52,8 @@ class Board:
 
     def report(self, number: int, metrics: Mapping[str, float]) -> None:
         """A running trial reported."""
+        if self._trains_since_s is None:
+            self._trains_since_s = self._clock()
         if number in self.running:
             self.running[number].metrics = dict(metrics)
 
@@ -76,9 +79,10 @@ class Board:
     def eta_s(self) -> float | None:
         """Seconds left at this session's rate of trials or until `max_hours`; None before either is known."""
         limits = [] if self.max_s is None else [max(0.0, self.max_s - self.elapsed_s)]
-        if self._num_ended_here:
+        if self._num_ended_here and self._trains_since_s is not None:
+            # The start of the workers comes once; it says nothing about the trials to come.
             remaining = max(0, self.num_trials - len(self._ended))
-            limits.append(self.elapsed_s / self._num_ended_here * remaining)
+            limits.append((self._clock() - self._trains_since_s) / self._num_ended_here * remaining)
         return min(limits, default=None)
 
     def summary(self) -> str:

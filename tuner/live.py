@@ -157,7 +157,7 @@ class LiveTable(Lines):
 def picture(board: Board, now_s: float) -> Group:
     """The running trials, and the summary under them."""
     loss = text.shorten(board.objective.metric, 16)
-    table = tables.new_table("trial", "step", loss, "lr", "time", right={"trial", "step", loss, "lr", "time"})
+    table = tables.new_table("trial", "state", "step", loss, "lr", "time", right={"trial", "step", loss, "lr", "time"})
     for number, trial in sorted(board.running.items()):
         table.add_row(*_cells(board, number, trial, now_s))
     return Group(Text(), table, Text(), Text(board.summary()))
@@ -167,6 +167,7 @@ def _cells(board: Board, number: int, trial: RunningTrial, now_s: float) -> list
     metrics = trial.metrics
     return [
         str(number),
+        "RUNNING" if len(metrics) > 1 else "STARTING",
         f"{int(metrics.get('step', 0))}/{board.max_t}",
         text.measured(metrics.get(board.objective.metric)),
         text.number(metrics.get("learning_rate")),

@@ -65,7 +65,7 @@ def describe(who: dict[str, Any] | None) -> str:
     """One phrase for messages: which process on which host, since when."""
     if not who or "pid" not in who:
         return "another process"
-    return f"process {who['pid']} on {who['host']} since {who['since']}"
+    return f"process {who['pid']} on {who.get('host')} since {who.get('since')}"
 
 
 def _acquire(file: FileIO, timeout_s: float = 0.5) -> bool:

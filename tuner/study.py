@@ -98,11 +98,12 @@ class Study:
         # Going on would hand out a number again, and its trial would start from the lost one's checkpoint.
         num_recorded, newest = len(self.frozen_trials()), max(traces, default=-1)
         if newest >= num_recorded:
+            place = self.spec.search.storage or self.dir / JOURNAL
             raise StudyDamagedError(
-                f"{self.dir / JOURNAL if self.spec.search.storage is None else self.spec.search.storage}: the record "
-                f"has {num_recorded} trials, but {traces[newest]} shows that trial {newest} was started: its end is lost",
-                f"Put it back from a copy, or move what trials {num_recorded} to {newest} left in "
-                f"{self.dir / 'checkpoints'} and {self.dir / 'logs'} away to go on with what it has.",
+                f"{place}: the record ends before trial {num_recorded}, but {traces[newest]} shows that trial {newest} "
+                "was started: its end is lost",
+                f"Put it back from a copy. Or, to go on with what it has, move all that trials from {num_recorded} on "
+                f"left in {self.dir / 'checkpoints'} and {self.dir / 'logs'} away.",
             )
 
     def close(self) -> None:

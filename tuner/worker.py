@@ -10,7 +10,7 @@ import datetime as dt
 import math
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from trainables.checkpoint_dir import clean, newest_complete, step_dir, step_of
 from trainables.config import TrainConfig
-from trainables.errors import Diverged
+from trainables.errors import CheckpointError, Diverged
 from trainables.finetune import Report, Warm, Worker, finetune
 from trainables.saver import CheckpointSaver
 from tuner.best_report import BestReport
@@ -114,18 +114,24 @@ def this_worker() -> Worker:
     )
 
 
-def run_trial(assignment: Assignment, service: Service, worker: Worker, line: Line, warm: Warm) -> Ended:
+def run_trial(
+    assignment: Assignment, service: Service, worker: Worker, line: Line, warm: Warm, saver: CheckpointSaver
+) -> Ended:
     """Run one trial until it completes, is stopped, or fails."""
     with trial_log(assignment, worker.rank):
         try:
-            completed = _Trial(assignment, service, worker, line).run(warm)
+            completed = _Trial(assignment, service, worker, line, saver).run(warm)
             return Ended(assignment.number, "completed" if completed else "stopped")
         except Diverged as error:
+            saver.abandon()
             return Ended(assignment.number, "diverged", error.step)
         except Exception as error:
             traceback.print_exc()
             if not may_stay(error, worker, line):
                 raise
+            # Another attempt goes on from it.
+            with suppress(CheckpointError):
+                saver.wait()
             return Ended(assignment.number, "failed", cause=cause_of(error))
 
 
