@@ -10,6 +10,7 @@ from pathlib import Path
 from trainables.checkpoint_dir import is_complete, step_dir
 from tuner.channel import Saved
 from tuner.record import TrialRecord, ranked, value_step
+from tuner.space import checkpoint_bytes, free_bytes, gigabytes
 from tuner.study import Study
 
 
@@ -19,6 +20,7 @@ class Checkpoints:
     def __init__(self, study: Study) -> None:
         self._study = study
         self._root = study.dir.resolve() / "checkpoints"
+        self._size = 0
         self._deleter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-deleter")
         for condemned in self._root.glob(".*.deleted"):
             # A kill fell into its deletion.
@@ -31,7 +33,19 @@ class Checkpoints:
     def note_saved(self, number: int, saved: Sequence[Saved]) -> None:
         """Record the newest checkpoint of a trial, relative to the study so that the study can be moved."""
         if saved:
-            self._note(number, Path(saved[-1].path))
+            newest = Path(saved[-1].path)
+            self._note(number, newest)
+            self._size = checkpoint_bytes(self.directory(number) / newest.name) or self._size
+
+    def lack_of_room(self, num_slots: int) -> str:
+        """A warning when the next checkpoint of each slot may not fit any more; empty while all is well."""
+        needed, free = num_slots * self._size, free_bytes(self._study.dir)
+        if needed <= free:
+            return ""
+        return (
+            f"the disk is filling up: the next checkpoints need {gigabytes(needed)}, {self._study.dir} has "
+            f"{gigabytes(free)} left"
+        )
 
     def settle(self, number: int, state: str) -> None:
         """A trial is about to end: point at the checkpoint of its value, or delete what a stopped one left."""

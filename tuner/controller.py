@@ -78,6 +78,7 @@ class StudyController:
         self._running: dict[str, _Running] = {}
         self._default = study.default_trial
         self._is_space_exhausted = False
+        self._warned: set[str] = set()
         self._last_failures: deque[str] = deque(maxlen=MAX_IDENTICAL_FAILURES)
         self._settle()
 
@@ -149,12 +150,19 @@ class StudyController:
         try:
             if self.session.is_due():
                 self._observer.tick(self.session.training_share())
+                self._warn_once(self._checkpoints.lack_of_room(self._num_slots))
                 if self.study.is_asked_to_stop:
                     self.stop("stopped")
                 if self.session.is_over():
                     self.stop("max_hours")
         except Exception as error:
             self._abort(error)
+
+    def _warn_once(self, text: str) -> None:
+        kind = text.split(":")[0]
+        if text and kind not in self._warned:
+            self._warned.add(kind)
+            self._observer.warning(text)
 
     def stop(self, reason: str) -> None:
         """Start no further trial and have the running ones save and let go; the study stays resumable."""
@@ -278,7 +286,8 @@ class StudyController:
         """End a trial; always False, since it does not go on."""
         self._checkpoints.settle(number, state)
         record = self.study.finish(number, state, reason)
-        self._checkpoints.keep_best()
+        if state == "COMPLETE":
+            self._checkpoints.keep_best()
         if state != "FAILED":
             self._last_failures.clear()
         self._observer.trial_ended(record)

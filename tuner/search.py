@@ -21,6 +21,7 @@ from tuner.extension import extend_spec
 from tuner.observer import Observer
 from tuner.plan import Plan, make_plan
 from tuner.slot import TrialSlot
+from tuner.space import check_room
 from tuner.spec import StudySpec
 from tuner.study import Study, refuse_existing
 from tuner.tracking import MlflowTracker
@@ -56,6 +57,7 @@ def run(
     _import_ahead()
     with cluster.connected(address):
         plan = _plan(spec)
+        check_room(spec, root, plan.slots or 1)
         study = Study.create(spec, source_text, root)
         return _search(study, plan, observer)
 

@@ -1,0 +1,45 @@
+"""Room for checkpoints is looked at before a study starts and while it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.studies import study_spec
+from tuner import space
+from tuner.errors import InputError
+
+
+def write_model(folder: Path) -> Path:
+    folder.mkdir()
+    save_file({"a": torch.zeros(10, 20), "b": torch.zeros(5)}, folder / "model-1.safetensors")
+    save_file({"c": torch.zeros(3, dtype=torch.bfloat16)}, folder / "model-2.safetensors", {"format": "pt"})
+    return folder
+
+
+def test_parameters_are_counted_over_all_shards_whatever_their_type(tmp_path: Path) -> None:
+    assert space.count_parameters(str(write_model(tmp_path / "model"))) == 208
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-3B", {"model_type": "qwen2"}, None])
+def test_a_model_that_is_not_a_folder_is_not_guessed_at(model: object) -> None:
+    assert space.count_parameters(model) is None
+
+
+def test_a_study_whose_checkpoints_cannot_fit_is_refused_with_both_figures(tmp_path: Path) -> None:
+    model = str(write_model(tmp_path / "model"))
+    spec = study_spec(tmp_path, train={"model": model}, checkpoint={"keep_last": 2, "keep_best_trials": 4})
+    assert space.num_kept(spec, num_slots=2) == 10
+    space.check_room(spec, tmp_path / "studies" / "not" / "there", num_slots=2)
+    free = space.free_bytes(tmp_path)
+    slots = free // (208 * space.BYTES_PER_PARAMETER) + 1
+    with pytest.raises(InputError, match=r"checkpoints of 0\.0 MB each need .* GB, .* has .* free"):
+        space.check_room(spec, tmp_path, num_slots=slots)
+
+
+@pytest.mark.parametrize(("size", "text"), [(2_500_000_000, "2.5 GB"), (100_000_000, "0.1 GB"), (1_500_000, "1.5 MB")])
+def test_sizes_read_as_people_say_them(size: int, text: str) -> None:
+    assert space.gigabytes(size) == text

@@ -1,0 +1,77 @@
+"""Room for checkpoints: how much a study will need, as far as that can be known, and whether it is there."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+from trainables.checkpoint_dir import read_manifest
+from tuner.errors import InputError
+from tuner.spec import StudySpec
+
+# Weights, and AdamW's two moments, in float32.
+BYTES_PER_PARAMETER = 12
+
+
+def check_room(spec: StudySpec, root: Path, num_slots: int) -> None:
+    """See that the checkpoints of a study will fit, where the size of its model is known from files.
+
+    Args:
+        spec: The study.
+        root: Where studies live; need not exist yet.
+        num_slots: Trials at once.
+
+    Raises:
+        InputError: They will not.
+    """
+    parameters = None if spec.is_custom else count_parameters(spec.train.get("model"))
+    if parameters is None:
+        return
+    each = parameters * BYTES_PER_PARAMETER
+    needed, free = num_kept(spec, num_slots) * each, free_bytes(root)
+    if needed > free:
+        raise InputError(
+            f"checkpoint: {num_kept(spec, num_slots)} checkpoints of {gigabytes(each)} each need "
+            f"{gigabytes(needed)}, {root} has {gigabytes(free)} free",
+            "Make room, choose another --root, or keep fewer: --set checkpoint.keep_best_trials=1",
+        )
+
+
+def num_kept(spec: StudySpec, num_slots: int) -> int:
+    """Checkpoints on disk at the most: each slot's, one more while it writes, and those of the best trials."""
+    return num_slots * (spec.checkpoint.keep_last + 1) + spec.checkpoint.keep_best_trials
+
+
+def count_parameters(model: Any) -> int | None:
+    """Parameters of a model folder in safetensors form, from the headers alone; None for anything else."""
+    files = sorted(Path(model).glob("*.safetensors")) if isinstance(model, str) and Path(model).is_dir() else []
+    return sum(map(_count_in, files)) or None
+
+
+def free_bytes(path: Path) -> int:
+    """Free bytes on the file system of a folder that may not exist yet."""
+    while not path.exists() and path != path.parent:
+        path = path.absolute().parent
+    return shutil.disk_usage(path).free
+
+
+def checkpoint_bytes(path: Path) -> int:
+    """Size of a complete checkpoint, from its manifest; 0 where there is none."""
+    return sum((read_manifest(path) or {"files": {}})["files"].values())
+
+
+def gigabytes(size: int) -> str:
+    """A size as people say it."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+
+
+def _count_in(file: Path) -> int:
+    # Eight bytes of length, then that much JSON: {name: {dtype, shape, data_offsets}, ...}.
+    with open(file, "rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        header = json.loads(stream.read(length))
+    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
