@@ -130,6 +130,8 @@ def significant(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def print_result(benchmark: str, faults: Sequence[str], **figures: Any) -> None:
-    """The one line; figures with faults do not count."""
-    print(json.dumps({"benchmark": benchmark, "counts": not faults, "faults": list(faults), **figures}))
+def print_result(benchmark: str, faults: Sequence[str], *, machine: Mapping[str, Any], **figures: Any) -> None:
+    """The one line; figures with faults, or from a machine that was not quiet, do not count."""
+    busy = [] if machine["is_quiet"] else [f"the machine was busy before: load {machine['load_before']}"]
+    found = [*busy, *faults]
+    print(json.dumps({"benchmark": benchmark, "counts": not found, "faults": found, "machine": machine, **figures}))

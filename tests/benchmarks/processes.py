@@ -21,6 +21,8 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLE
 SAMPLE_S = 0.5
 # Processes that outlive their measurement by more than this are killed: the next one needs a clean machine.
 LINGER_S = 15.0
+# CPUs that others may keep busy while something is measured; short-lived processes of its own count among them.
+OTHERS_LIMIT = 0.25
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -44,6 +46,14 @@ class Cost:
     result: dict[str, Any]
     error: str | None
     lingering: int
+
+    def faults(self, name: str) -> list[str]:
+        """Why the figures do not count."""
+        busy = self.others > OTHERS_LIMIT
+        return [
+            *([f"{name}: {self.error}"] if self.error else []),
+            *([f"{name}: others kept {self.others:.2f} CPUs busy meanwhile"] if busy else []),
+        ]
 
 
 def measure(

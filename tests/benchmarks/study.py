@@ -7,7 +7,7 @@ through warm slots, through Ray's documented pattern as it comes and tuned, and 
 in a process of its own with a fresh Ray, in turn. Peers run fewer trials, since stock takes 25 to 60 s for each; the
 share of time does not depend on their number but for the ragged end, which counts against fewer trials a little more.
 
-The figures count only when the default trial's losses are equal in all.
+The figures count only when the default trial's losses are equal in all, and when nobody else used the machine.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Bench:
             "lingering": cost.lingering,
         }
         self.runs.setdefault(name, []).append({**figures, **share, **whole})
-        self._check(name, cost.error, cost.result, figures, workload)
+        self.faults += cost.faults(name)
+        self._check(name, cost.result, figures, workload)
         self._compare_losses(name, timeline.default_losses(events))
 
     def workload(self, name: str, folder: Path) -> Workload:
@@ -82,11 +83,7 @@ class Bench:
             save_every=self.options.save_every,
         )
 
-    def _check(
-        self, name: str, error: str | None, result: dict[str, Any], figures: dict[str, Any], workload: Workload
-    ) -> None:
-        if error:
-            self.faults.append(f"{name}: {error}")
+    def _check(self, name: str, result: dict[str, Any], figures: dict[str, Any], workload: Workload) -> None:
         if figures.get("trials") != workload.num_trials:
             self.faults.append(f"{name}: {figures.get('trials')} of {workload.num_trials} trials reported")
         if result.get("errors") or "FAILED" in result.get("states", {}):

@@ -27,7 +27,7 @@ def run(name: str, workload: Workload, log: Path) -> tuple[dict[str, Any], dict[
     cost = measure("tests.benchmarks.ours", workload.to_json(), timeout_s=TIMEOUT_S, log=log)
     events = timeline.read(workload.timeline)
     figures = timeline.summary(events, workload.slots)
-    faults = [f"{name}: {cost.error}"] if cost.error else []
+    faults = cost.faults(name)
     if figures.get("steps") != workload.num_trials * workload.max_steps:
         faults.append(f"{name}: {figures.get('steps')} steps, not {workload.num_trials * workload.max_steps}")
     whole = {"cpu_s": cost.cpu_s, "whole_process_s": cost.wall_s, "others": cost.others}
