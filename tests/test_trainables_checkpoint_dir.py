@@ -39,7 +39,12 @@ def test_the_folder_is_named_after_the_step() -> None:
 
 def test_the_manifest_names_every_file_and_the_metrics(tmp_path: Path) -> None:
     manifest = read_manifest(make_checkpoint(tmp_path, 3))
-    assert manifest == {"step": 3, "metrics": {"eval_loss": 1.5}, "files": {".metadata": 5, "__0_0.distcp": 7}}
+    assert manifest == {
+        "step": 3,
+        "metrics": {"eval_loss": 1.5},
+        "files": {".metadata": 5, "__0_0.distcp": 7},
+        "notes": {},
+    }
 
 
 @pytest.mark.parametrize(

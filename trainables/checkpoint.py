@@ -20,23 +20,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint import (
-    DefaultSavePlanner,
-    FileSystemReader,
-    state_dict_loader,
-    state_dict_saver,
-)
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
 from trainables.checkpoint_dir import PARTIAL_SUFFIX, is_complete, keep_last, read_manifest, write_manifest
+from trainables.checkpoint_files import CheckpointWriter
 from trainables.errors import CheckpointError
 from trainables.parallel import Worker
 
 # What torch says of every save and load of a single process.
-NOISE = ".*(torch.distributed|TypedStorage).*"
+NOISE = ".*(torch.distributed is disabled|TypedStorage is deprecated).*"
 
 
 @dataclass
@@ -138,11 +135,9 @@ def write(
     """
     try:
         _on_rank_zero(lambda: _make_empty(draft.partial), worker, group)
-        files = FileSystemWriter(draft.partial)
-        files.fs = _ExistingFolders()
         state_dict_saver.save(
             {},
-            storage_writer=files,
+            storage_writer=CheckpointWriter(draft.partial),
             planner=_Planner(draft, make_contents),
             process_group=group,
             no_dist=worker.world_size == 1,
@@ -168,13 +163,6 @@ class _Planner(DefaultSavePlanner):
     def resolve_data(self, write_item: Any) -> Any:
         self._draft.check_wanted()
         return super().resolve_data(write_item)
-
-
-class _ExistingFolders(FileSystem):
-    """Does not bring back the folder of a trial that was deleted meanwhile."""
-
-    def mkdir(self, path: Any) -> None:
-        Path(path).mkdir(exist_ok=True)
 
 
 def _commit(draft: Draft) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import queue
 import threading
 import warnings
@@ -186,8 +185,8 @@ class _Snapshot:
         self._buffers: dict[str, torch.Tensor] = {}
         self.event: torch.cuda.Event | None = None
 
-    def take(self, contents: Mapping[str, Any]) -> dict[str, Any]:
-        """Copies nested mappings of tensors.
+    def take(self, contents: dict[str, Any]) -> dict[str, Any]:
+        """Copies the tensors in nested dicts and lists.
 
         Returns:
             The same with copies, which are complete; those from a GPU are once `event` has come to pass, and are of
@@ -204,17 +203,21 @@ class _Snapshot:
         return copied
 
     def _on_host(self, name: str, value: Any, kept: Mapping[str, torch.Tensor], sources: list[torch.Tensor]) -> Any:
-        if isinstance(value, Mapping):
+        if isinstance(value, torch.Tensor):
+            source = value.to_local() if isinstance(value, DTensor) else value
+            self._buffers[name] = buffer = self._buffer_like(source, kept.get(name))
+            sources.append(source)
+            return _as_shard(buffer, value) if isinstance(value, DTensor) else buffer
+        if isinstance(value, dict):
             return {key: self._on_host(f"{name}.{key}", item, kept, sources) for key, item in value.items()}
-        if not isinstance(value, torch.Tensor):
-            return copy.deepcopy(value)
-        source = (value.to_local() if isinstance(value, DTensor) else value).detach()
-        buffer = kept.get(name)
-        if buffer is None or buffer.shape != source.shape or buffer.dtype != source.dtype:
-            buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=self._is_pinned)
-        self._buffers[name] = buffer
-        sources.append(source)
-        return _as_shard(buffer, value) if isinstance(value, DTensor) else buffer
+        if isinstance(value, list):
+            return [self._on_host(f"{name}.{index}", item, kept, sources) for index, item in enumerate(value)]
+        return value
+
+    def _buffer_like(self, source: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
+        if kept is not None and kept.dtype == source.dtype and kept.is_same_size(source):
+            return kept
+        return torch.empty(source.shape, dtype=source.dtype, pin_memory=self._is_pinned)
 
 
 def _as_shard(buffer: torch.Tensor, like: DTensor) -> DTensor:
