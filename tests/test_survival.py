@@ -22,7 +22,8 @@ from trainables.checkpoint_dir import step_dir, write_manifest
 from tuner.channel import Assignment, Ended, Heard, Reported, Saved
 from tuner.checkpoints import Checkpoints
 from tuner.errors import StudyAbortedError, StudyDamagedError, StudyLockedError
-from tuner.study import Study, list_studies
+from tuner.study import Study
+from tuner.study_dir import list_studies
 from tuner.tracking import PENDING
 
 STATE_FILES = ("optuna.journal", "spec.json", "study.yaml", "study.lock", "mlflow_pending.jsonl")
@@ -78,7 +79,9 @@ def test_a_record_torn_in_its_last_lines_can_be_read_and_gone_on_with(
     assert table(resume(root)) == expected
 
 
-@pytest.mark.parametrize("garbage", [b'{"op_code": 6, "tri', b"\0" * 4096, b"\0\0\0\n", b"oops\n", b"{}\n", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "garbage", [b'{"op_code": 6, "tri', b"\0" * 4096, b"\0\0\0\n", b"oops\n", b"{}\n", b"\xff\xfe"]
+)
 def test_garbage_at_the_end_of_the_record_is_dropped(root: Path, expected: list[Any], garbage: bytes) -> None:
     journal = root / "tiny" / "optuna.journal"
     journal.write_bytes(journal.read_bytes() + garbage)
@@ -96,7 +99,7 @@ def test_a_damaged_line_inside_the_record_is_refused_with_its_number_and_left_al
     lines[7] = damage
     journal.write_bytes(b"\n".join(lines))
     before = contents(root)
-    with pytest.raises(StudyDamagedError, match=r"optuna\.journal"):
+    with pytest.raises(StudyDamagedError, match=r"optuna\.journal:8: "):
         Study.open(root, "tiny", writable=writable)
     assert contents(root) == before | {"tiny/study.lock": b""}
 
@@ -262,7 +265,9 @@ def test_a_torn_line_in_what_mlflow_is_owed_loses_nothing_else(tmp_path: Path) -
 # -- places -------------------------------------------------------------------------------------------------------
 
 
-def test_a_moved_study_goes_on_and_writes_only_in_its_new_place(tmp_path: Path, root: Path, expected: list[Any]) -> None:
+def test_a_moved_study_goes_on_and_writes_only_in_its_new_place(
+    tmp_path: Path, root: Path, expected: list[Any]
+) -> None:
     new_root = tmp_path / "elsewhere"
     new_root.mkdir()
     (root / "tiny").rename(new_root / "renamed")
@@ -290,9 +295,7 @@ def test_a_study_is_found_by_its_path_and_by_way_of_a_link(tmp_path: Path, root:
     assert Study.open(tmp_path, str(root / "tiny")).status()["state"] == "finished"
 
 
-def test_another_host_name_changes_nothing(
-    root: Path, expected: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_host_name_changes_nothing(root: Path, expected: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "another-host")
     assert table(resume(root)) == expected
 

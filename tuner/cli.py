@@ -102,7 +102,7 @@ def resume(
     Finished trials are never repeated; interrupted ones go on from their newest checkpoint.
     """
     from tuner import search
-    from tuner.study import find_study
+    from tuner.study_dir import find_study
 
     with _progress(find_study(root, study), quiet) as observer:
         opened = search.resume(study, root=root, overrides=overrides or [], observer=observer)
@@ -134,7 +134,7 @@ def validate(
 @app.command("list", epilog="Example:  tune list --root /mnt/studies")
 def list_(root: RootOption = ROOT, form: FormatOption = Format.TABLE) -> int:
     """List the studies under --root."""
-    from tuner.study import list_studies
+    from tuner.study_dir import list_studies
 
     output.studies([_status_or_damage(root, name) for name in list_studies(root)], form)
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ def open_journal(path: Path) -> JournalStorage:
     Raises:
         StudyDamagedError: A line cannot be read; the file is left as it is.
     """
+    backend = _WholeLines(path)
     try:
-        return JournalStorage(_WholeLines(path))
-    except (ValueError, LookupError, AttributeError, TypeError) as error:
+        return JournalStorage(backend)
+    except Exception as error:  # whatever Optuna makes of a line that it has not written
         raise StudyDamagedError(
-            f"{path}:{_damaged_line(path)}: the study's record cannot be read ({type(error).__name__})",
+            f"{path}:{_damaged_line(path) or backend.num_read}: the study's record cannot be read "
+            f"({type(error).__name__})",
             "Put the file back from a copy; every line must be one JSON object as Optuna writes it.",
         ) from error
 
@@ -48,6 +51,11 @@ class _WholeLines(JournalFileBackend):
     def __init__(self, path: Path) -> None:
         super().__init__(str(path), lock_obj=_HeldElsewhere())
         self._path = path
+        self.num_read = 0
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:  # type: ignore[override]
+        for self.num_read, entry in enumerate(super().read_logs(log_number_from), start=log_number_from + 1):
+            yield entry
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         try:
@@ -79,13 +87,9 @@ class _HeldElsewhere(BaseJournalFileLock):
         return None
 
 
-def _damaged_line(path: Path) -> int:
+def _damaged_line(path: Path) -> int | None:
     with open(path, "rb") as file:
-        number = 0
-        for number, line in enumerate(file, start=1):
-            if not _is_entry(line):
-                return number
-    return number
+        return next((number for number, line in enumerate(file, start=1) if not _is_entry(line)), None)
 
 
 def _is_entry(line: bytes) -> bool:

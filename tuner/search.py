@@ -23,7 +23,8 @@ from tuner.plan import Plan, make_plan
 from tuner.slot import TrialSlot
 from tuner.space import check_room
 from tuner.spec import StudySpec
-from tuner.study import Study, refuse_existing
+from tuner.study import Study
+from tuner.study_dir import refuse_existing
 from tuner.tracking import MlflowTracker
 from tuner.worker_group import SlotSettings, free_placement_group
 

@@ -16,22 +16,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import ValidationError
-
-from trainables.checkpoint_dir import sync_to_disk
-from tuner.errors import StudyAbortedError, StudyDamagedError, StudyExistsError, StudyNotFoundError
+from tuner.errors import StudyAbortedError, StudyDamagedError, StudyExistsError
 from tuner.lock import StudyLock, holder
 from tuner.record import TrialRecord, ranked
 from tuner.spec import StudySpec
-from tuner.storage import JOURNAL, create_journal, open_storage
+from tuner.storage import create_journal, open_storage
+from tuner.study_dir import (
+    LOCK,
+    SOURCE,
+    SPEC,
+    STOP,
+    cannot_be_written,
+    find_study,
+    read_spec,
+    refuse_existing,
+    refuse_lost_trials,
+    replace_spec,
+    traces_of_trials,
+    write_spec,
+)
 
 if TYPE_CHECKING:
     import optuna
     from optuna.trial import FrozenTrial
 
     from tuner.sampling import Proposal
-
-SPEC, SOURCE, LOCK, STOP = "spec.json", "study.yaml", "study.lock", "stop"
 
 
 class Study:
@@ -63,7 +72,7 @@ class Study:
         except (OSError, StudyAbortedError) as error:
             shutil.rmtree(draft, ignore_errors=True)
             refuse_existing(spec.study, root)
-            raise _cannot_be_written(directory, error, f"Mend the cause, then start again under {root}.") from error
+            raise cannot_be_written(directory, error, f"Mend the cause, then start again under {root}.") from error
         lock = StudyLock(directory / LOCK)
         if spec.search.storage is not None:
             _create_optuna_study(spec, open_storage(directory, spec.search.storage, writable=True))
@@ -79,13 +88,13 @@ class Study:
             StudyLockedError: `writable` and another process holds it.
         """
         directory = find_study(root, name)
-        spec = _read_spec(directory)
+        spec = read_spec(directory)
         lock = StudyLock(directory / LOCK) if writable else None
         try:
             # Looked at before the record is read: a trial that starts meanwhile is in the record first.
-            traces = _traces(directory)
+            traces = traces_of_trials(directory)
             study = cls(spec, directory, _load_optuna_study(spec, directory, writable=writable), lock)
-            study._refuse_lost_trials(traces)
+            refuse_lost_trials(spec, directory, traces, len(study.frozen_trials()))
         except BaseException:
             if lock is not None:
                 lock.release()
@@ -93,18 +102,6 @@ class Study:
         if writable:
             (directory / STOP).unlink(missing_ok=True)
         return study
-
-    def _refuse_lost_trials(self, traces: Mapping[int, Path]) -> None:
-        # Going on would hand out a number again, and its trial would start from the lost one's checkpoint.
-        num_recorded, newest = len(self.frozen_trials()), max(traces, default=-1)
-        if newest >= num_recorded:
-            place = self.spec.search.storage or self.dir / JOURNAL
-            raise StudyDamagedError(
-                f"{place}: the record ends before trial {num_recorded}, but {traces[newest]} shows that trial {newest} "
-                "was started: its end is lost",
-                f"Put it back from a copy. Or, to go on with what it has, move all that trials from {num_recorded} on "
-                f"left in {self.dir / 'checkpoints'} and {self.dir / 'logs'} away.",
-            )
 
     def close(self) -> None:
         """Release the lock."""
@@ -118,14 +115,7 @@ class Study:
         Raises:
             StudyAbortedError: It cannot be written; the old one is still there.
         """
-        draft = self.dir / f"{SPEC}.new"
-        try:
-            _write_spec(draft, spec)
-            draft.replace(self.dir / SPEC)
-        except OSError as error:
-            draft.unlink(missing_ok=True)
-            remedy = f"It is as it was. Mend the cause, then: tune resume {self.dir.name}"
-            raise _cannot_be_written(self.dir / SPEC, error, remedy) from error
+        replace_spec(self.dir, spec)
         self.spec = spec
 
     # -- reading ------------------------------------------------------------------------------------------------
@@ -297,41 +287,6 @@ class Study:
         return self.frozen_trials()[number]
 
 
-def find_study(root: Path, name: str) -> Path:
-    """The folder of a study given by name or path.
-
-    Raises:
-        StudyNotFoundError: No such study.
-    """
-    for directory in (root / name, Path(name)):
-        if _is_study(directory) or (directory / SOURCE).exists():
-            return directory
-    known = list_studies(root)
-    remedy = f"Studies there: {', '.join(known)}." if known else f"There is no study under {root}; see `tune run`."
-    raise StudyNotFoundError(f"no study {name!r} under {root}", remedy)
-
-
-def list_studies(root: Path) -> list[str]:
-    """Names of the studies under `root`, sorted."""
-    if not root.is_dir():
-        return []
-    return sorted(path.name for path in root.iterdir() if _is_study(path) and not path.name.startswith("."))
-
-
-def _is_study(directory: Path) -> bool:
-    # One that has lost a file is damaged, not gone.
-    return any((directory / name).exists() for name in (SPEC, JOURNAL, LOCK))
-
-
-def refuse_existing(name: str, root: Path) -> None:
-    """Raise StudyExistsError when the name is taken."""
-    if (root / name).exists():
-        raise StudyExistsError(
-            f"study {name!r} exists already in {root / name}",
-            f"Go on with it: tune resume {name}   or start another: --name {name}-2",
-        )
-
-
 def _create_optuna_study(spec: StudySpec, storage: optuna.storages.BaseStorage) -> None:
     import optuna
 
@@ -363,40 +318,9 @@ def _load_optuna_study(spec: StudySpec, directory: Path, *, writable: bool) -> o
 def _write_draft(draft: Path, spec: StudySpec, source_text: str) -> None:
     draft.mkdir(parents=True)
     (draft / SOURCE).write_text(source_text, encoding="utf-8")
-    _write_spec(draft / SPEC, spec)
+    write_spec(draft / SPEC, spec)
     if spec.search.storage is None:
         _create_optuna_study(spec, create_journal(draft))
-
-
-def _write_spec(path: Path, spec: StudySpec) -> None:
-    path.write_text(spec.model_dump_json(indent=1), encoding="utf-8")
-    # Renamed into place next: after a power cut an empty file must not stand where a whole one stood.
-    sync_to_disk(path)
-
-
-def _cannot_be_written(path: Path, error: Exception, remedy: str) -> StudyAbortedError:
-    reason = (isinstance(error, OSError) and error.strerror) or str(error).splitlines()[0]
-    return StudyAbortedError(f"{path} cannot be written: {reason}", remedy)
-
-
-def _traces(directory: Path) -> dict[int, Path]:
-    """What trials left beside the record, by their numbers: a log or checkpoints."""
-    left = [*(directory / "logs").glob("*.rank*.log"), *(directory / "checkpoints").glob("*")]
-    numbers = {path: path.name.partition(".")[0] for path in left}
-    return {int(number): path for path, number in numbers.items() if number.isdecimal()}
-
-
-def _read_spec(directory: Path) -> StudySpec:
-    path = directory / SPEC
-    try:
-        return StudySpec.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        faults = error.errors() if isinstance(error, ValidationError) else []
-        reason = faults[0]["msg"] if faults else getattr(error, "strerror", None) or str(error)
-        raise StudyDamagedError(
-            f"{path} cannot be read: {reason}",
-            f"Put it back from a copy, or make it anew: tune run {directory / SOURCE} --name OTHER",
-        ) from error
 
 
 class _quiet_optuna:

@@ -24,7 +24,7 @@ from trainables.errors import CheckpointError, Diverged
 from trainables.finetune import Report, Warm, Worker, finetune
 from trainables.saver import CheckpointSaver
 from tuner.best_report import BestReport
-from tuner.channel import Address, Assignment, Ended, Go, Quit, Reported, Saved, Start, Stop, connect, hello
+from tuner.channel import Address, Assignment, Ended, Go, Quit, Reported, Saved, Start, Stop, Warned, connect, hello
 from tuner.failures import cause_of
 from tuner.recent_reports import RecentReports, unrecorded
 from tuner.trial_log import trial_log
@@ -222,6 +222,7 @@ class _Trial:
         return improves or self._is_over(report) or report.step % self._assignment.checkpoint_every == 0
 
     def _save(self, report: Report) -> None:
+        self._wait_for_saved()
         self._saver.save(
             report.state,
             step_dir(self._root, report.step),
@@ -239,8 +240,16 @@ class _Trial:
             self._saver.abandon()
 
     def _finish_saving(self) -> None:
-        self._saver.wait()
+        self._wait_for_saved()
         self._announce_saved()
+
+    def _wait_for_saved(self) -> None:
+        # A full disk must not end a trial that could go on without this checkpoint.
+        try:
+            self._saver.wait()
+        except CheckpointError as error:
+            number = self._assignment.number
+            self._line.send(Warned(number, f"trial {number} goes on without a checkpoint: {error}"))
 
     def _announce_saved(self) -> None:
         for path in self._saver.poll():

@@ -1,0 +1,144 @@
+"""Studies on a disk of a few megabytes that fills up while they run. Each starts its own `tune`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.studies import study_data
+from tests.test_interruptions import Tune, trials
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
+
+NUM_TRIALS, NUM_STEPS = 12, 40
+
+
+class Disk:
+    """A file system in memory; it fills up by `fill` and gets room again by `grow`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._filler = path / "filler"
+
+    def fill(self, leave_bytes: int = 0) -> None:
+        """Take all the room there is, but for some."""
+        with contextlib.suppress(OSError), open(self._filler, "ab", buffering=0) as filler:
+            while True:
+                filler.write(bytes(4096))
+        size = self._filler.stat().st_size
+        with open(self._filler, "ab") as filler:
+            filler.truncate(max(0, size - leave_bytes))
+
+    def grow(self) -> None:
+        """Make room."""
+        mount("-o", "remount,size=200m", str(self.path))
+        self._filler.unlink()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    """The root of studies on a disk of its own."""
+    path = tmp_path / "studies"
+    path.mkdir()
+    if not mount("-t", "tmpfs", "-o", "size=24m", "tmpfs", str(path)):
+        pytest.skip("a file system of a few megabytes can only be mounted by root")
+    try:
+        yield Disk(path)
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def mount(*arguments: str) -> bool:
+    try:
+        return subprocess.run(["mount", *arguments], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def study_file(tmp_path: Path) -> Path:
+    data = study_data(
+        tmp_path,
+        "long",
+        train={"max_steps": NUM_STEPS},
+        search={"num_trials": NUM_TRIALS},
+        scheduler={"type": "none"},
+        scaling={"slots": 1},
+        mlflow={"enabled": True},
+    )
+    path = tmp_path / "long.yaml"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return path
+
+
+def test_a_disk_that_is_full_ends_the_study_in_one_line_and_it_goes_on_once_there_is_room(
+    tmp_path: Path, study_file: Path, disk: Disk
+) -> None:
+    tune = Tune(tmp_path, "run", str(study_file))
+    tune.wait_for(is_tracked(tmp_path))
+    disk.fill()
+    assert tune.end(120) == 1, tune.text
+    assert tune.wait_until_gone() == []
+    assert "Traceback" not in tune.text
+    assert "No space left on device" in tune.text
+    assert "tune resume long" in tune.text
+    refused = Tune(tmp_path, "resume", "long")
+    assert refused.end(120) == 1, refused.text
+    assert "No space left on device" in refused.text
+    assert "Traceback" not in refused.text
+    disk.grow()
+    finishes(tmp_path)
+
+
+def test_a_study_that_cannot_be_written_is_refused_and_leaves_nothing(
+    tmp_path: Path, study_file: Path, disk: Disk
+) -> None:
+    disk.fill()
+    tune = Tune(tmp_path, "run", str(study_file), "--set", "mlflow.enabled=false")
+    assert tune.end(120) == 1, tune.text
+    assert "studies/long cannot be written: " in tune.text
+    assert "No space left on device" in tune.text
+    assert "Traceback" not in tune.text
+    assert [path.name for path in disk.path.iterdir()] == ["filler"]
+
+
+def test_a_checkpoint_that_does_not_fit_costs_no_trial_its_record(tmp_path: Path, study_file: Path, disk: Disk) -> None:
+    """There is room for the record, but not for a checkpoint."""
+    tune = Tune(tmp_path, "run", str(study_file))
+    tune.wait_for(is_tracked(tmp_path))
+    disk.fill(leave_bytes=400_000)
+    assert tune.end(180) in (0, 1), tune.text
+    assert tune.wait_until_gone() == []
+    assert "Traceback" not in tune.text
+    for trial in trials(tmp_path):
+        assert trial.state != "FAILED" or "No space left on device" in trial.reason
+    disk.grow()
+    finishes(tmp_path, failed_before=sum(trial.state == "FAILED" for trial in trials(tmp_path)))
+
+
+def is_tracked(folder: Path) -> Callable[[], bool]:
+    """Whether a trial runs whose predecessor MLflow knows, so that its store is whole."""
+
+    def look() -> bool:
+        found = trials(folder)
+        return any(trial.mlflow_run_id for trial in found) and found[-1].step >= 3
+
+    return look
+
+
+def finishes(folder: Path, failed_before: int = 0) -> None:
+    """Resuming ends every trial that had not failed, with each step once."""
+    tune = Tune(folder, "resume", "long")
+    assert tune.end(180) == 0, tune.text
+    ended = trials(folder)
+    assert len(ended) == NUM_TRIALS
+    assert sum(trial.state == "FAILED" for trial in ended) == failed_before
+    for trial in ended:
+        if trial.state != "FAILED":
+            assert (trial.state, trial.step) == ("COMPLETE", NUM_STEPS)
+            assert list(trial.reports) == list(range(1, NUM_STEPS + 1))
