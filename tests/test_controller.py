@@ -139,6 +139,18 @@ def test_a_lost_slot_hands_its_trial_on_until_failures_are_used_up(tmp_path: Pat
     assert "lost" in (trial.reason or "")
 
 
+def test_kills_of_the_driver_are_no_failures_of_a_trial(tmp_path: Path) -> None:
+    study = new_study(tmp_path, failures={"max_failures": 1})
+    for _ in range(3):
+        open_controller(study).next_assignment("a")
+        study.close()
+        study = Study.open(tmp_path / "studies", "tiny", writable=True)
+    controller = open_controller(study)
+    controller.next_assignment("a")
+    controller.lost("a")
+    assert study.trial(0).state == "RUNNING"
+
+
 def test_an_error_inside_the_controller_ends_the_study_and_is_kept_for_its_caller(tmp_path: Path) -> None:
     controller = open_controller(new_study(tmp_path))
     assignment = controller.next_assignment("a")

@@ -6,6 +6,7 @@ puts around the numbers depends on the tensor's type and shape alone, so it is m
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 from functools import cache
@@ -80,9 +81,12 @@ def write_tensor(file: IO[bytes], tensor: torch.Tensor) -> None:
         for record, content in frame:
             archive.write_record(record, content, len(content))
         archive.write_record(_NUMBERS, tensor.untyped_storage(), tensor.nbytes)  # type: ignore[arg-type]
-    finally:
-        # After a failed write too: else its destructor writes, fails again, and ends the process.
-        archive.write_end_of_file()
+    except BaseException:
+        # Else its destructor writes, fails again, and ends the process. What failed first is the reason to tell.
+        with contextlib.suppress(Exception):
+            archive.write_end_of_file()
+        raise
+    archive.write_end_of_file()
 
 
 @cache

@@ -117,7 +117,8 @@ class Ended:
 
     Attributes:
         number: The trial.
-        outcome: "completed", "stopped", "diverged" or "failed".
+        outcome: "completed", "stopped", "diverged", "failed", or "unsaved": trained to its end, but its last
+            checkpoint cannot be written.
         step: First step that is not finite, when diverged.
         cause: Of a failure.
     """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,9 +75,26 @@ def _join(address: str) -> None:
     _init(address=address, runtime_env={"env_vars": {**ENVIRONMENT, "PYTHONPATH": _python_path()}})
 
 
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until Ray is up: cut off in its start, Ray leaves processes behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    earlier = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, earlier)
+    if came:
+        raise KeyboardInterrupt
+
+
 def _init(**options: Any) -> None:
     try:
-        ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
+        with _uninterrupted():
+            ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ClusterError(f"Ray at {options['address']} cannot be started or reached: {reason}") from error

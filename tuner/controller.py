@@ -8,7 +8,7 @@ Tune calls never raise: an error ends the study in an orderly way and is raised 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -78,6 +78,7 @@ class StudyController:
         self._running: dict[str, _Running] = {}
         self._default = study.default_trial
         self._is_space_exhausted = False
+        self._losses: Counter[int] = Counter()
         self._warned: set[str] = set()
         self._last_failures: deque[str] = deque(maxlen=MAX_IDENTICAL_FAILURES)
         self._settle()
@@ -138,7 +139,9 @@ class StudyController:
             return
         try:
             self._free_slot(running.number)
-            if self.study.trial(running.number).attempts > self.spec.failures.max_failures:
+            # Losses of this session alone: a driver that was killed is no fault of the trial's.
+            self._losses[running.number] += 1
+            if self._losses[running.number] > self.spec.failures.max_failures:
                 self._finish(running.number, "FAILED", Cause(Failure.LOST, "its slot's process died").reason)
             else:
                 self._left.append(running.number)
@@ -172,10 +175,12 @@ class StudyController:
 
     def close(self) -> None:
         """Settle the books once Tune has ended: what still runs in the record is resumable."""
-        for running in self._running.values():
-            self._track_interrupted(running.number)
-        self._checkpoints.close()
-        self.session.end(self.ended_by)
+        try:
+            for running in self._running.values():
+                self._track_interrupted(running.number)
+            self.session.end(self.ended_by)
+        finally:
+            self._checkpoints.close()
 
     # -- trials -------------------------------------------------------------------------------------------------
 
@@ -272,6 +277,12 @@ class StudyController:
         if ended.outcome == "stopped":
             self._track_interrupted(number)
             return False
+        if ended.outcome == "unsaved" and ended.cause is not None:
+            self._track_interrupted(number)
+            raise StudyAbortedError(
+                f"trial {number} cannot be saved: {ended.cause.summary}",
+                f"Make room, then: tune resume {self.study.dir.name}   It goes on from its newest checkpoint.",
+            )
         if ended.outcome == "completed" and running.reported_step > 0:
             return self._finish(number, "COMPLETE")
         if ended.outcome == "diverged":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import signal
@@ -10,7 +11,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -137,11 +138,13 @@ def _search(study: Study, plan: Plan, observer: Observer) -> Study:
         with _interruptible(controller):
             _run_tune(controller, _settings(study, plan, stop_key), plan.slots)
     finally:
-        controller.close()
-        tracker.end_study(study.status() | {"state": study.state_at_rest()})
-        tracker.close(TRACKING_PATIENCE_S)
-        observer.study_ended(study)
-        study.close()
+        # Each of them is owed to somebody, also when the one before could not be done.
+        with ExitStack() as endings:
+            endings.callback(study.close)
+            endings.callback(observer.study_ended, study)
+            endings.callback(tracker.close, TRACKING_PATIENCE_S)
+            endings.callback(lambda: tracker.end_study(study.status() | {"state": study.state_at_rest()}))
+            endings.callback(controller.close)
     if controller.failure is not None:
         raise controller.failure
     return study
@@ -159,6 +162,8 @@ def _run_tune(controller: StudyController, settings: SlotSettings, num_slots: in
         def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
             controller.tick()
 
+    # What befalls a slot or Tune's scratch is told by the study itself, in a line.
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     # All slots start at once; Tune would wait for each before it asks for the next.
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(num_slots)
     tune.run(

@@ -132,7 +132,7 @@ class TrialSlot(tune.Trainable):
 
     def _retries(self, ended: Ended) -> bool:
         """Start the trial again after a failure, while it has attempts left and no error came twice."""
-        if ended.cause is None or self._asked_to_stop_at is not None:
+        if ended.cause is None or ended.outcome == "unsaved" or self._asked_to_stop_at is not None:
             return False
         # A worker that is lost again and again without getting any further is lost for a reason.
         if not ended.cause.failure.is_innocent or self._step == self._assignment.reported_step:

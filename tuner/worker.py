@@ -18,7 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trainables.checkpoint_dir import clean, newest_complete, step_dir, step_of
+from trainables.checkpoint_dir import clean, is_complete, newest_complete, step_dir, step_of
 from trainables.config import TrainConfig
 from trainables.errors import CheckpointError, Diverged
 from trainables.finetune import Report, Warm, Worker, finetune
@@ -129,6 +129,9 @@ def run_trial(
             traceback.print_exc()
             if not may_stay(error, worker, line):
                 raise
+            if isinstance(error, CheckpointError):
+                # Only the last one of a trial; what is full or broken would fail every other trial as well.
+                return Ended(assignment.number, "unsaved", cause=cause_of(error))
             # Another attempt goes on from it.
             with suppress(CheckpointError):
                 saver.wait()
@@ -158,6 +161,7 @@ class _Trial:
         self._root = Path(assignment.checkpoint_dir)
         self._best = BestReport(assignment)
         self._recent = RecentReports()
+        self._is_unsaved = False
         self._sent_step = assignment.reported_step
 
     def run(self, warm: Warm) -> bool:
@@ -187,6 +191,7 @@ class _Trial:
 
     def _resume_point(self) -> Path | None:
         if self._worker.rank == 0:
+            self._warn_of_damage()
             clean(self._root)
         if self._worker.world_size > 1:
             dist.barrier()
@@ -195,6 +200,14 @@ class _Trial:
             self._sent_step = max(self._sent_step, step_of(newest))
             self._catch_up(newest)
         return newest
+
+    def _warn_of_damage(self) -> None:
+        newest, number = newest_complete(self._root), self._assignment.number
+        damaged = [path.name for path in self._root.glob("step_*") if path.suffix == "" and not is_complete(path)]
+        if damaged:
+            instead = "starts over" if newest is None else f"goes on from {newest.name}"
+            text = f"trial {number}: checkpoint {', '.join(sorted(damaged))} is damaged; it {instead}"
+            self._line.send(Warned(number, text))
 
     def _catch_up(self, checkpoint: Path) -> None:
         for report in unrecorded(checkpoint, self._assignment.number, self._assignment.reported_step):
@@ -240,7 +253,7 @@ class _Trial:
             self._saver.abandon()
 
     def _finish_saving(self) -> None:
-        self._wait_for_saved()
+        self._saver.wait()
         self._announce_saved()
 
     def _wait_for_saved(self) -> None:
@@ -249,7 +262,9 @@ class _Trial:
             self._saver.wait()
         except CheckpointError as error:
             number = self._assignment.number
-            self._line.send(Warned(number, f"trial {number} goes on without a checkpoint: {error}"))
+            if not self._is_unsaved:
+                self._line.send(Warned(number, f"trial {number} goes on without a checkpoint: {error}"))
+            self._is_unsaved = True
 
     def _announce_saved(self) -> None:
         for path in self._saver.poll():
