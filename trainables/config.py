@@ -168,11 +168,16 @@ class TrainConfig(_Section):
         """
         values = self.model_dump()
         for key, value in params.items():
-            _set_dotted(values, key, value)
+            set_dotted(values, key, value)
         return type(self).model_validate(values)
 
 
-def _set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
+def set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
+    """Sets a dotted key in nested dicts, making those that are missing.
+
+    Raises:
+        ValueError: What should hold the key is not a mapping.
+    """
     *parents, last = key.split(".")
     for depth, name in enumerate(parents, start=1):
         if values.get(name) is None:

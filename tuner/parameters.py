@@ -36,11 +36,6 @@ class _Definition(BaseModel):
 
 
 class _Range(_Definition):
-    @property
-    def size(self) -> int | None:
-        """Number of distinct values; None when there is no end of them."""
-        raise NotImplementedError
-
     def _outside(self, value: float, low: float, high: float) -> str:
         return "" if low <= value <= high else f"must be between {low!r} and {high!r}, got {value!r}"
 

@@ -109,22 +109,6 @@ def constant(train: Mapping[str, Any], name: str) -> tuple[bool, Any]:
     return True, value
 
 
-def set_dotted(values: dict[str, Any], name: str, value: Any) -> None:
-    """Sets a dotted key in nested dicts, making those that are missing.
-
-    Raises:
-        ValueError: What should hold the key is not a mapping.
-    """
-    *parents, last = name.split(".")
-    for part in parents:
-        if values.get(part) is None:
-            values[part] = {}
-        values = values[part]
-        if not isinstance(values, dict):
-            raise ValueError(f"{name}: {part} is {values!r}, which has no keys")
-    values[last] = value
-
-
 def locate_file(trainable: str, folder: Path) -> tuple[str, str]:
     """Finds the file of a `file.py:function` trainable.
 

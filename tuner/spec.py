@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer
 
-from trainables.config import TrainConfig
+from trainables.config import TrainConfig, set_dotted
 from tuner.loading import study_parts
-from tuner.rules import constant, set_dotted
+from tuner.rules import constant
 from tuner.schema import default_of
 from tuner.search_space import SearchSpace
 from tuner.sections import Checkpoint, Failures, Mlflow, Objective, Scaling, Scheduler, Search, StudyFile

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainables.config import TrainConfig
+from trainables.config import TrainConfig, set_dotted
 from tuner.parameters import Float, Parameter
-from tuner.rules import NOT_SEARCHABLE, Fault, constant, set_dotted
+from tuner.rules import NOT_SEARCHABLE, Fault, constant
 from tuner.schema import default_of, faults, field_at
 from tuner.search_space import SearchSpace
 from tuner.wording import KeyPath, dotted
