@@ -624,6 +624,22 @@ def test_studies_that_start_at_once_share_a_new_store_and_a_new_experiment(tmp_p
     assert len(session.runs()) == 16
 
 
+def test_a_kill_while_the_store_is_made_leaves_none_that_is_half_made(tmp_path: Path) -> None:
+    command = "from pathlib import Path; from tuner.tracking_client import make_database as make; make(Path('mlflow.db'))"
+    process = subprocess.Popen([sys.executable, "-c", command], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("mlflow.db*")))
+    process.kill()
+    process.wait()
+    session = Session(tmp_path, is_store_new=True)
+    session.tracker.check()
+    session.tracker.start_study({})
+    run_trial(session, 0)
+    assert session.tracker.close(20)
+    assert session.warnings == []
+    assert len(session.runs()) == 2
+    assert not (tmp_path / "mlflow.db.new").exists()
+
+
 # -- a server --------------------------------------------------------------------------------------------------------
 
 

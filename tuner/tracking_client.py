@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import filelock
 
-from tuner.tracking_target import ARTIFACTS_NAME, Target
+from tuner.tracking_target import ARTIFACTS_NAME, Target, sqlite_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -50,10 +50,28 @@ def open_client(target: Target) -> MlflowClient:
         target.database.parent.mkdir(parents=True, exist_ok=True)
     # Two processes that make the tables of one file at once both fail; MLflow guards only its own server.
     with filelock.FileLock(f"{target.database}.lock", LOCK_TIMEOUT_S) if target.database else nullcontext():
+        if target.database is not None:
+            make_database(target.database)
         client = MlflowClient(tracking_uri=target.uri)
         if target.database is not None:
             relocate_artifacts(target.database)
     return client
+
+
+def make_database(path: Path) -> None:
+    """Make a SQLite file with MLflow's tables where there is none, as a whole.
+
+    MLflow takes a second for the tables, and a file that a kill or a full disk has left with some of them is refused
+    ever after.
+    """
+    if path.exists() and path.stat().st_size:
+        return
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    draft = path.with_name(f"{path.name}.new")
+    draft.unlink(missing_ok=True)
+    SqlAlchemyStore(sqlite_uri(draft), str(path.parent / ARTIFACTS_NAME)).engine.dispose()
+    draft.replace(path)
 
 
 def experiment_id(client: MlflowClient, target: Target) -> str:
