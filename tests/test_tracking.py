@@ -23,16 +23,19 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
+import psutil
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 from mlflow.tracking._tracking_service.utils import _artifact_repos_cache
 
+import tuner.tracking
 import tuner.tracking_sender
 from tuner.errors import TrackingError
 from tuner.record import TrialRecord
 from tuner.spec import StudySpec, load_spec
 from tuner.tracking import PENDING, MlflowTracker
+from tuner.tracking_process import LocalStore, StoreProcess
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -47,6 +50,8 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner.tracking_sender, "FLUSH_S", 0.02)
     monkeypatch.setattr(tuner.tracking_sender, "MAX_FLUSH_S", 0.02)
     monkeypatch.setattr(tuner.tracking_sender, "RETRY_S", 0.05)
+    # The same store without a process of its own, whose start would take most of each test; some tests undo this.
+    monkeypatch.setattr(tuner.tracking, "StoreProcess", LocalStore)
 
 
 STUDY = """
@@ -625,7 +630,9 @@ def test_studies_that_start_at_once_share_a_new_store_and_a_new_experiment(tmp_p
 
 
 def test_a_kill_while_the_store_is_made_leaves_none_that_is_half_made(tmp_path: Path) -> None:
-    command = "from pathlib import Path; from tuner.tracking_client import make_database as make; make(Path('mlflow.db'))"
+    command = (
+        "from pathlib import Path; from tuner.tracking_client import make_database as make; make(Path('mlflow.db'))"
+    )
     process = subprocess.Popen([sys.executable, "-c", command], cwd=tmp_path, stderr=subprocess.DEVNULL)
     wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("mlflow.db*")))
     process.kill()
@@ -638,6 +645,27 @@ def test_a_kill_while_the_store_is_made_leaves_none_that_is_half_made(tmp_path: 
     assert session.warnings == []
     assert len(session.runs()) == 2
     assert not (tmp_path / "mlflow.db.new").exists()
+
+
+# -- the process that writes -----------------------------------------------------------------------------------------
+
+
+def test_the_process_that_writes_may_be_killed_and_nothing_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuner.tracking, "StoreProcess", StoreProcess)
+    session = Session(tmp_path, make_spec(trainable="ddp"))
+    session.tracker.start_study({})
+    run_trial(session, 0)
+    wait_for(lambda: session.run_ids.keys() == {0})
+    (writer,) = [child for child in psutil.Process().children() if "tuner.tracking_process" in child.cmdline()]
+    assert writer.nice() == 19
+    writer.kill()
+    run_trial(session, 1)
+    assert session.tracker.close(30)
+    assert [session.steps(number, "train_loss") for number in (0, 1)] == [list(range(1, 7))] * 2
+    assert {session.trial(number).info.run_id for number in (0, 1)} == set(session.run_ids.values())
+    assert [child for child in psutil.Process().children() if "tuner.tracking_process" in child.cmdline()] == []
 
 
 # -- a server --------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """MLflow: one parent run a study, one child run a trial, as a view for people; nothing is read back to decide anything.
 
 Training never waits for MLflow. Each call leaves an event in `<study>/mlflow_pending.jsonl` and in a queue, and
-returns; one background thread imports mlflow and sends what is queued every few seconds. What cannot be sent stays
-in the file, through a kill as well, and is sent when the study is opened again.
+returns; one background thread passes what is queued every few seconds to a process that imports mlflow. What cannot
+be sent stays in the file, through a kill as well, and is sent when the study is opened again.
 
 One experiment holds one study unless the study file, MLFLOW_EXPERIMENT_NAME, MLFLOW_EXPERIMENT_ID or MLFLOW_RUN_ID
 say otherwise. States: COMPLETE is FINISHED, PRUNED is KILLED, FAILED is FAILED; a trial of an interrupted study is
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.tracking_pending import Event, PendingLog
+from tuner.tracking_process import Listener, StoreProcess
 from tuner.tracking_sender import Sender
 from tuner.tracking_target import Target, check_target, resolve_target
 from tuner.tracking_values import points
@@ -27,7 +28,6 @@ from tuner.tracking_values import points
 if TYPE_CHECKING:
     from tuner.record import TrialRecord
     from tuner.spec import StudySpec
-    from tuner.tracking_runs import StudyRuns
 
 PENDING = "mlflow_pending.jsonl"
 WARNING_CHARS = 500
@@ -55,12 +55,13 @@ class MlflowTracker:
         self._spec, self._dir = spec, study_dir.absolute()
         self._on_run_id, self._on_warning = on_run_id, on_warning
         self._target = resolve_target(spec, self._dir.parent)
-        self._sender = Sender(PendingLog(self._dir / PENDING), self._target.shown, self._warn)
+        listener = Listener(self._run_exists, lambda text: self._warn(text, text))
+        store = StoreProcess(self._target, spec, self._dir, listener)
+        self._sender = Sender(store, PendingLog(self._dir / PENDING), self._target.shown, self._warn)
         self._environments: dict[int, dict[str, str]] = {}
         self._steps: dict[int, int] = {}  # of the trials that run
         self._is_study_open = False
         self._warned: set[str] = set()
-        self._artifact_failures: dict[tuple[str, str], int] = {}
 
     @property
     def target(self) -> Target:
@@ -93,7 +94,7 @@ class MlflowTracker:
         metric = self._spec.objective.metric
         ended = [_ended_event(record, metric) for record in records if record.state != "RUNNING"]
         self._put("study", tags=_plain(tags), ended=ended)
-        self._sender.start(self._open)
+        self._sender.start()
 
     def start_trial(self, number: int, params: Mapping[str, Any], tags: Mapping[str, Any] | None = None) -> None:
         """A trial begins or goes on; `params` are written once, `tags` each time."""
@@ -175,18 +176,6 @@ class MlflowTracker:
             self._on_warning(" ".join(text.split())[:WARNING_CHARS])
 
     # -- on the background thread -------------------------------------------------------------------------------
-
-    def _open(self) -> StudyRuns:
-        from tuner.tracking_runs import StudyRuns
-
-        return StudyRuns(
-            self._target,
-            self._spec,
-            self._dir,
-            on_run=self._run_exists,
-            on_warning=lambda text: self._warn(text, text),
-            artifact_failures=self._artifact_failures,
-        )
 
     def _run_exists(self, number: int, run_id: str, experiment_id: str) -> None:
         names = ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID")

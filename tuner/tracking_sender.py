@@ -17,29 +17,36 @@ FLUSH_S, MAX_FLUSH_S, MAX_PROCESSOR_SHARE = 2.0, 15.0, 0.02
 CHUNK = 500
 RETRY_S, MAX_RETRY_S, CLOSING_RETRY_S, CLOSING_ATTEMPTS = 1.0, 60.0, 0.5, 3
 SLOW_S = 60.0
-# Importing mlflow takes seconds of this process's only interpreter lock: it waits until training has begun.
+# Importing mlflow takes seconds of processor time, which the start of the workers needs more.
 IMPORT_DELAY_S = 60.0
 
 
 class Store(Protocol):
-    """What takes the events; `StudyRuns`."""
+    """What takes the events."""
 
     def apply(self, events: Sequence[Event]) -> None:
-        """Take all of them, or raise and be replaced by a newly opened one; taking one twice changes nothing."""
+        """Take all of them, or raise; taking one twice changes nothing."""
+
+    def hurry(self) -> None:
+        """Somebody waits from now on."""
+
+    def close(self) -> None:
+        """Give up what is being written, in another thread."""
 
 
 class Sender:
     """Takes events at once and sends them, in order, when the store allows."""
 
-    def __init__(self, pending: PendingLog, name: str, warn: Callable[[str, str], None]) -> None:
+    def __init__(self, store: Store, pending: PendingLog, name: str, warn: Callable[[str, str], None]) -> None:
         """Nothing is read or started yet.
 
         Args:
+            store: Where the events go, once training has begun.
             pending: Where unsent events are kept.
             name: The store, for messages.
             warn: Takes a kind, of which only the first warning is shown, and a text.
         """
-        self._pending, self._name, self._warn = pending, name, warn
+        self._store, self._pending, self._name, self._warn = store, pending, name, warn
         self._changed = threading.Condition()
         self._queue: list[Event] = []
         self._old_events: list[Event] | None = None
@@ -47,9 +54,9 @@ class Sender:
         self._may_import = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self, open_store: Callable[[], Store]) -> None:
-        """Start the thread; it calls `open_store` once training has begun, and again after each failure."""
-        self._thread = threading.Thread(target=self._serve, args=(open_store,), name="mlflow", daemon=True)
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._serve, name="mlflow", daemon=True)
         self._thread.start()
 
     def put(self, event: Event) -> None:
@@ -72,6 +79,7 @@ class Sender:
         with self._changed:
             self._is_urgent = True
             self._may_import.set()
+            self._store.hurry()
             self._changed.notify_all()
             # A store that is down must not hold up every trial anew.
             self._changed.wait_for(lambda: condition() or self._is_failing, timeout_s)
@@ -92,6 +100,7 @@ class Sender:
         with self._changed:
             self._is_closing = True
             self._may_import.set()
+            self._store.hurry()
             self._changed.notify_all()
         self._thread.join(timeout_s)
         self._thread = None
@@ -102,6 +111,7 @@ class Sender:
                 self._pending.rewrite(unsent)
             except OSError as error:
                 self._warn("lost", f"{len(unsent)} updates for MLflow are lost ({error})")
+        self._store.close()
         return len(unsent)
 
     def _read_old_events(self) -> None:
@@ -113,18 +123,16 @@ class Sender:
 
     # -- the background thread ----------------------------------------------------------------------------------
 
-    def _serve(self, open_store: Callable[[], Store]) -> None:
+    def _serve(self) -> None:
         self._may_import.wait(IMPORT_DELAY_S)
-        store: Store | None = None
         retry_s, closing_attempts = RETRY_S, CLOSING_ATTEMPTS
         while (chunk := self._next_chunk()) is not None:
             begin = time.monotonic()
             try:
-                store = store or open_store()
-                store.apply(chunk)
+                self._store.apply(chunk)
             except Exception as error:
-                # The runs are looked up again: a call that failed here may have been carried out there.
-                store = None
+                if self._is_abandoned:
+                    return
                 self._set_failing(True)
                 self._warn("unreachable", f"MLflow at {self._name}: {error}; training goes on, points are kept")
                 if self._is_closing and (closing_attempts := closing_attempts - 1) <= 0:
