@@ -8,6 +8,7 @@ import json
 import re
 import sys
 import sysconfig
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -148,8 +149,16 @@ def _python_docstrings() -> Iterator[Row]:
 
 
 def _docstrings(source: bytes) -> Iterator[str]:
-    for node in ast.walk(ast.parse(source)):
+    blocks: deque[ast.AST] = deque([ast.parse(source)])
+    while blocks:
+        node = blocks.popleft()
+        # Only statements: expressions are most of a tree and hold no docstring.
+        for field in _BLOCKS:
+            blocks.extend(getattr(node, field, ()))
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node) or ""
             if len(text) >= _MIN_DOCSTRING_CHARS:
                 yield text
+
+
+_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")

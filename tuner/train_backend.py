@@ -97,3 +97,17 @@ class FixedCluster(FixedScalingPolicy):
 
     def _cancel_resource_request(self) -> None:
         pass
+
+
+class NoBarrier:
+    """Stands for the actor at which workers meet in ray.train.report; the built-in loops meet in torch.distributed."""
+
+    @classmethod
+    def options(cls, **options: Any) -> type[NoBarrier]:
+        """Of an actor."""
+        return cls
+
+    @classmethod
+    def remote(cls, **options: Any) -> NoBarrier:
+        """Starts nothing."""
+        return cls()

@@ -139,7 +139,7 @@ class WorkerGroup:
                 self._trainer.join(0.05)
 
     def _start(self) -> TrainerThread:
-        # Imported here, since it brings torch along, which the driver has no use for.
+        # Imported here, since it brings Ray Data along, which the driver has no use for.
         from tuner.trainer import TrainerThread
 
         known = self._settings
@@ -155,7 +155,8 @@ class WorkerGroup:
                 resources_per_worker=resources,
             ),
             known.scratch_dir,
-            known.can_autoscale,
+            can_autoscale=known.can_autoscale,
+            has_controller_actor=not known.is_warm,
         )
 
 
