@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import filelock
@@ -70,7 +70,8 @@ def make_database(path: Path) -> None:
 
     draft = path.with_name(f"{path.name}.new")
     draft.unlink(missing_ok=True)
-    SqlAlchemyStore(sqlite_uri(draft), str(path.parent / ARTIFACTS_NAME)).engine.dispose()
+    store: Any = SqlAlchemyStore(sqlite_uri(draft), str(path.parent / ARTIFACTS_NAME))  # type: ignore[no-untyped-call]
+    store.engine.dispose()
     draft.replace(path)
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tuner.tracking_runs import StudyRuns
 
 LOWEST_PRIORITY = 19
+PATHS = ("database", "artifacts")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,13 +138,9 @@ class StoreProcess:
         return self._process
 
     def _setting(self) -> dict[str, Any]:
-        places = {name: str(path) if path else None for name, path in _places(self._target).items()}
-        target = dataclasses.asdict(self._target) | places
+        target = dataclasses.asdict(self._target)
+        target |= {name: str(target[name]) for name in PATHS if target[name]}
         return {"target": target, "spec": self._spec.model_dump_json(), "study_dir": str(self._dir)}
-
-
-def _places(target: Target) -> dict[str, Path | None]:
-    return {"database": target.database, "artifacts": target.artifacts}
 
 
 def _python_path() -> str:
@@ -202,14 +199,14 @@ def _only_writer(study_dir: str) -> Iterator[None]:
 def _store(setting: dict[str, Any], answer: Callable[..., None]) -> LocalStore:
     from tuner.spec import StudySpec
 
-    found = Target(**setting["target"])
-    places = {name: Path(path) if path else None for name, path in _places(found).items()}
+    target = setting["target"]
+    target |= {name: Path(target[name]) for name in PATHS if target[name]}
     listener = Listener(
         on_run=lambda number, run_id, experiment_id: answer(run=[number, run_id, experiment_id]),
         on_warning=lambda text: answer(warning=text),
     )
     spec = StudySpec.model_validate_json(setting["spec"])
-    return LocalStore(dataclasses.replace(found, **places), spec, Path(setting["study_dir"]), listener)
+    return LocalStore(Target(**target), spec, Path(setting["study_dir"]), listener)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ class LeanTrainer(DataParallelTrainer):
 async def _run_controller(options: dict[str, Any]) -> ray.train.Result:
     # The controller makes tasks of the running loop as soon as it is made.
     controller = TrainController(**options)
-    await controller.run()
+    await controller.run()  # type: ignore[no-untyped-call]
     return controller.get_result()
 
 
