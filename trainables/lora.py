@@ -32,15 +32,27 @@ def add_adapters(model: nn.Module, config: TrainConfig) -> None:
 
 def remove_adapters(model: nn.Module) -> None:
     """Takes the adapters out of a model again, in place; its own weights are as they were, and trained as before."""
+    for name, adapted in _adapted_layers(model):
+        model.set_submodule(name, adapted.get_base_layer())
+    if hasattr(model, "peft_config"):
+        del model.peft_config
+        model.requires_grad_(True)
+
+
+def merge_adapters(model: nn.Module) -> None:
+    """Makes the adapters part of the model's weights, in place."""
+    for _, adapted in _adapted_layers(model):
+        adapted.merge()
+    remove_adapters(model)
+
+
+def _adapted_layers(model: nn.Module) -> list[tuple[str, Any]]:
+    # peft takes seconds to import, and a model without adapters has no need of it.
     if not hasattr(model, "peft_config"):
-        return
+        return []
     from peft.tuners.lora import LoraLayer
 
-    for name, module in list(model.named_modules()):
-        if isinstance(module, LoraLayer):
-            model.set_submodule(name, module.get_base_layer())
-    del model.peft_config
-    model.requires_grad_(True)
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)]
 
 
 def peft_config(config: TrainConfig) -> Any:
