@@ -181,7 +181,8 @@ def test_two_workers_a_trial_give_the_same_losses_as_one(tmp_path: Path, finishe
     assert one.trials()[0].reports == pytest.approx(two.trials()[0].reports, rel=1e-5)
 
 
-@pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_plain_ray_train_function_runs_unchanged_and_is_stopped_early(tmp_path: Path, num_workers: int) -> None:
     study = run(
         tmp_path,

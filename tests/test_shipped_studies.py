@@ -119,3 +119,16 @@ def test_the_lora_study_searches_ranks_in_warm_slots_and_saves_adapters_alone(tm
     assert len(ranks) > 1
     saved = FileSystemReader(study.best()[0].checkpoint or "").read_metadata().state_dict_metadata
     assert {".lora_" in name for name in saved if name.startswith("model.")} == {True}
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_loop_of_ones_own_is_searched_as_it_is(tmp_path: Path) -> None:
+    file = REPOSITORY / "search_spaces" / "own_loop.yaml"
+    spec = load_spec(file, ["search.num_trials=4", "mlflow.enabled=false"])
+    study = search.run(spec, source_text=file.read_text(), root=tmp_path / "studies", observer=Observer())
+    states = Counter(trial.state for trial in study.trials())
+    assert states["COMPLETE"] + states["PRUNED"] == 4
+    assert states["PRUNED"] >= 1
+    best = study.best()[0]
+    assert (best.step, [path.name for path in Path(best.checkpoint or "").glob("*.pt")]) == (216, ["state.pt"])
+    assert (best.value or 1.0) < (study.default_value or 0.0)
