@@ -172,6 +172,8 @@ class _Loader:
         max_t = scheduler.max_t if isinstance(scheduler, Scheduler) else None
         values = train_rules.whole_config(train, space, max_t)
         self._all(train_rules.constant_faults(values, train, space))
+        if "callbacks" in train and self._source.data.get("trainable") != "huggingface":
+            self.report(("train", "callbacks"), "only with trainable: huggingface; set that, or remove the callbacks")
         self._all(train_rules.range_faults(values, space))
         return train_rules.length_and_reports(values)
 
