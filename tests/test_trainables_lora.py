@@ -101,6 +101,18 @@ def saved_tensors(checkpoint: Path) -> set[str]:
     return {name.removeprefix("model.") for name in names if name.startswith("model.")}
 
 
+def test_frozen_layers_take_half_the_room_and_no_loss_changes(
+    config: TrainConfig, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config.with_params({"precision": "bf16", "lora.target_modules": "q_proj,down_proj"})
+    halved = train(config, folder)
+    dtypes = {name.rpartition(".")[0]: weight.dtype for name, weight in weights_of(halved[-1]).items()}
+    assert {dtype for name, dtype in dtypes.items() if name.endswith("base_layer")} == {torch.bfloat16}
+    assert {dtype for name, dtype in dtypes.items() if not name.endswith("base_layer")} == {torch.float32}
+    monkeypatch.setattr("trainables.warm.halve_frozen_layers", lambda model: None)
+    assert without_speed(train(config, folder)) == without_speed(halved)
+
+
 @pytest.mark.parametrize(
     ("target", "words"),
     [

@@ -12,7 +12,7 @@ from torch import nn
 
 from trainables.config import TrainConfig
 from trainables.data import Role, TokenStore, prepare
-from trainables.lora import add_adapters, remove_adapters
+from trainables.lora import add_adapters, halve_frozen_layers, remove_adapters
 from trainables.model import build_model
 from trainables.tokenizer import load_tokenizer
 
@@ -58,7 +58,8 @@ class Warm:
 
     def model(self, config: TrainConfig, device: torch.device) -> nn.Module:
         """The model of a config with its initial weights and no gradients."""
-        key = (config.model, config.tokenizer, config.trust_remote_code, config.attention, config.compile, str(device))
+        names = (config.model, config.tokenizer, config.trust_remote_code, config.attention)
+        key = (*names, config.compile, str(device), _are_layers_halved(config))
         if self._model is not None and self._model[0] == key:
             self._restore(self._model[1])
             return self._prepared(self._model[1], config)
@@ -82,6 +83,8 @@ class Warm:
     def _prepared(self, model: nn.Module, config: TrainConfig) -> nn.Module:
         if config.lora is not None:
             add_adapters(model, config)
+            if _are_layers_halved(config):
+                halve_frozen_layers(model)
             if config.compile:
                 # Other adapters are other code to the compiler, which gives up after a few.
                 torch.compiler.reset()
@@ -97,6 +100,11 @@ class Warm:
             if self._pristine_weights:
                 _copy_back(model.parameters(), self._pristine_weights)
         model.zero_grad(set_to_none=True)
+
+
+def _are_layers_halved(config: TrainConfig) -> bool:
+    # A callback may well use the model without autocast.
+    return config.lora is not None and config.precision == "bf16" and not config.callbacks
 
 
 def _copy_back(tensors: Iterable[torch.Tensor], pristine: list[torch.Tensor]) -> None:
