@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def config(folder: Path) -> TrainConfig:
-    return tiny_config(folder / "texts.jsonl", max_steps=7)
+    return tiny_config(folder / "texts.jsonl", max_steps=5)
 
 
 def under_trainer(config: TrainConfig, folder: Path, worker: Worker = CPU, **options: Any) -> list[Report]:
@@ -70,7 +70,7 @@ def test_losses_are_those_of_the_plain_loop_bit_for_bit(
     weights = weights_of(plain[-1])
     reports = under_trainer(config, folder, warm=warm)
     assert without_speed(reports) == without_speed(plain)
-    assert [report.is_last for report in reports] == [False, False, True]
+    assert [report.is_last for report in reports] == [False, True]
     assert all(torch.equal(weight, weights[name]) for name, weight in weights_of(reports[-1]).items())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -25,9 +26,18 @@ def add_adapters(model: nn.Module, config: TrainConfig) -> None:
     _check_layers(model, config.lora)
     from peft import inject_adapter_in_model
 
+    inject_adapter_in_model(peft_config(config), model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_ADAPTERS_SEED)
-        inject_adapter_in_model(peft_config(config), model)
+        for _, adapted in _adapted_layers(model):
+            _initialise(adapted.lora_A["default"], adapted.lora_B["default"])
+
+
+def _initialise(down: nn.Linear, up: nn.Linear) -> None:
+    # As peft does, but on the host for every device, and in float32 whatever the layer beside them has.
+    initial = nn.init.kaiming_uniform_(torch.empty(down.weight.shape), a=math.sqrt(5))
+    down.to(torch.float32).weight.data.copy_(initial)
+    nn.init.zeros_(up.to(torch.float32).weight)
 
 
 def remove_adapters(model: nn.Module) -> None:
