@@ -178,6 +178,7 @@ FAULTS = {
     "one GPU and a half": (extra("scaling: {gpus_per_worker: 1.5}"), "13: scaling.gpus_per_worker: must be a whole number above 1, got 1.5"),
     "slots in words": (extra("scaling: {slots: many}"), "13: scaling.slots: must be a whole number or auto, got the text 'many'"),
     "planned trainable": (extra("trainable: fsdp"), "13: trainable: fsdp is not available yet; use ddp"),
+    "callback not there": (extra("trainable: huggingface").replace("train:", 'train:\n  callbacks: ["mine.py:Callback"]', 1), "3: train.callbacks.0: no file mine.py in the working directory or beside the study file"),
     "callbacks without a Trainer": (train('callbacks: ["a:B"]'), "8: train.callbacks: only with trainable: huggingface; set that, or remove the callbacks"),
     "misspelt trainable": (extra("trainable: dpp"), "13: trainable: must be ddp, huggingface, or your own as package.module:function or file.py:function; got 'dpp'; did you mean ddp?"),
     "constant outside the space": (changed("learning_rate: 1e-3", "learning_rate: 0.5"), "5: train.learning_rate: must be between 1e-05 and 0.01, got 0.5. The default trial would run with this value: change it, remove it, or widen search_space.learning_rate"),

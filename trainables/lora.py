@@ -26,8 +26,8 @@ def add_adapters(model: nn.Module, config: TrainConfig) -> None:
     _check_layers(model, config.lora)
     from peft import inject_adapter_in_model
 
-    inject_adapter_in_model(peft_config(config), model)
     with torch.random.fork_rng(devices=[]):
+        inject_adapter_in_model(peft_config(config), model)
         torch.manual_seed(_ADAPTERS_SEED)
         for _, adapted in _adapted_layers(model):
             _initialise(adapted.lora_A["default"], adapted.lora_B["default"])
