@@ -92,7 +92,10 @@ def heavy_imports(stderr: str) -> set[str]:
     return {module.split(".")[0] for module in modules} & HEAVY
 
 
-@pytest.mark.parametrize("verb", [[], ["run"], ["resume"], ["validate"], ["list"], ["status"], ["trials"], ["best"]])
+VERBS = ["run", "resume", "validate", "list", "status", "trials", "best", "export"]
+
+
+@pytest.mark.parametrize("verb", [[], *([verb] for verb in VERBS)])
 def test_help_imports_nothing_heavy_and_shows_an_example(tune: Tune, verb: list[str]) -> None:
     done = tune(*verb, "--help", interpreter="-X importtime")
     assert done.returncode == 0

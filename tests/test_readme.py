@@ -43,4 +43,7 @@ def test_no_placeholder_is_left() -> None:
 
 
 def test_files_that_the_readme_names_exist() -> None:
-    assert all(Path(REPOSITORY, "search_spaces", name).exists() for name in ("quickstart.yaml", "qwen_lr.yaml"))
+    assert all(
+        Path(REPOSITORY, "search_spaces", name).exists()
+        for name in ("quickstart.yaml", "qwen_lr.yaml", "qwen_lora.yaml", "own_loop.py", "own_loop.yaml")
+    )

@@ -87,6 +87,8 @@ def train(config: TrainConfig, options: argparse.Namespace) -> None:
         raise ValueError("--resume and --checkpoint-every need --checkpoint-dir")
     if options.checkpoint_every is not None and options.checkpoint_every < 1:
         raise ValueError(f"--checkpoint-every must be at least 1, got {options.checkpoint_every}")
+    if config.callbacks:
+        raise ValueError("callbacks are for studies with trainable: huggingface; remove them")
     from trainables.finetune import finetune
 
     with joined_worker() as worker:

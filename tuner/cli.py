@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -47,6 +47,7 @@ SetOption = Annotated[
 RootOption = Annotated[Path, typer.Option("--root", metavar="DIR", help="Where studies live.")]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; results, warnings and errors only.")]
+Dtype = Literal["float32", "bfloat16", "float16"]
 ROOT = DEFAULT_ROOT
 
 
@@ -180,6 +181,32 @@ def best(
     if not leaders:
         raise TuneError(f"no trial of study {study!r} has a value yet", f"See how it stands: tune status {study}")
     output.best(opened, leaders, form, as_list=top is not None)
+    return 0
+
+
+@app.command(epilog="Example:  tune export qwen_lr --to models/qwen_best")
+def export(
+    study: StudyArgument,
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The folder to make.", show_default=False)],
+    trial: Annotated[int | None, typer.Option("--trial", min=0, metavar="T", help="Not the best trial but T.")] = None,
+    dtype: Annotated[
+        Dtype, typer.Option("--dtype", help="Of the weights; float32 is as they were trained.")
+    ] = "float32",
+    merge: Annotated[bool, typer.Option("--merge/--no-merge", help="LoRA: make adapters part of the weights.")] = True,
+    register: Annotated[
+        str | None, typer.Option("--register", metavar="NAME", help="A new version of this model in MLflow, too.")
+    ] = None,
+    root: RootOption = ROOT,
+) -> int:
+    """Write the best trial's model as a Hugging Face folder.
+
+    DIR holds model, tokenizer and generation config: AutoModelForCausalLM.from_pretrained(DIR).
+    """
+    from tuner.export import export
+
+    opened = _open(study, root)
+    record = export(opened, to, trial, dtype=dtype, merge=merge, register=register)
+    output.exported(opened, record, to)
     return 0
 
 

@@ -170,6 +170,12 @@ def stopped(study: Study) -> None:
     note(f"Go on with it: {outcomes.command('resume', study.dir)}")
 
 
+def exported(study: Study, record: TrialRecord, folder: Path) -> None:
+    """A trial's model stands in a folder."""
+    note(f"trial {record.number}, {study.spec.objective.metric} {text.measured(record.value)}, is in")
+    result(str(folder))
+
+
 def outcome(study: Study) -> None:
     """The end of a search: leaderboard and gain on stdout; failures and the commands to type next on stderr."""
     records, leaders = study.trials(), study.best(LEADERBOARD_ROWS)

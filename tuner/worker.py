@@ -30,7 +30,16 @@ from tuner.recent_reports import RecentReports, unrecorded
 from tuner.trial_log import trial_log
 
 Loop = Callable[..., Iterator[Report]]
-LOOPS: dict[str, Loop] = {"ddp": finetune}
+
+
+def _huggingface(*arguments: Any, **options: Any) -> Iterator[Report]:
+    # The Trainer takes a second or two to import.
+    from trainables.huggingface import huggingface
+
+    return huggingface(*arguments, **options)
+
+
+LOOPS: dict[str, Loop] = {"ddp": finetune, "huggingface": _huggingface}
 
 # A slot may wait long for its next trial; the other ranks wait in a broadcast meanwhile.
 IDLE = dt.timedelta(days=365)
