@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tuner import text
+from tuner.errors import InputError
 from tuner.formats import Format
 from tuner.outcomes import DEFAULT_ROOT
 
 if TYPE_CHECKING:
+    from tuner.record import TrialRecord
     from tuner.study import Study
 
 StudyArgument = Annotated[
@@ -18,6 +21,7 @@ StudyArgument = Annotated[
 ]
 RootOption = Annotated[Path, typer.Option("--root", metavar="DIR", help="Where studies live.")]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]
+TrialArgument = Annotated[int, typer.Argument(metavar="TRIAL", help="Number of a trial.", min=0, show_default=False)]
 ROOT = DEFAULT_ROOT
 
 
@@ -26,3 +30,16 @@ def open_study(study: str, root: Path) -> Study:
     from tuner.study import Study
 
     return Study.open(root, study)
+
+
+def trial_of(study: Study, number: int) -> TrialRecord:
+    """One trial of a study.
+
+    Raises:
+        InputError: It has no such trial; the message names those it has.
+    """
+    records = study.trials()
+    if number >= len(records):
+        known = f"Trials there: {text.ranges(range(len(records)))}." if records else "It has no trial yet."
+        raise InputError(f"study {study.dir.name!r} has no trial {number}", known)
+    return records[number]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import time
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tuner import output
-from tuner.cli_arguments import ROOT, FormatOption, RootOption, StudyArgument, open_study
+from tuner.cli_arguments import ROOT, FormatOption, RootOption, StudyArgument, TrialArgument, open_study, trial_of
 from tuner.errors import TuneError
 from tuner.formats import Format
 
-_WATCH_S = 2.0
+if TYPE_CHECKING:
+    from tuner.study import Study
 
 app = typer.Typer()
 
@@ -30,7 +31,7 @@ def list_(root: RootOption = ROOT, form: FormatOption = Format.TABLE) -> int:
 @app.command(epilog="Example:  tune status qwen_lr --watch")
 def status(
     study: StudyArgument,
-    watch: Annotated[bool, typer.Option("--watch", help="Print again every 2 s until the study ends.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow it until it ends.")] = False,
     root: RootOption = ROOT,
     form: FormatOption = Format.TABLE,
 ) -> int:
@@ -38,13 +39,19 @@ def status(
 
     Counts of trials, the best one, the time spent. Safe while the study runs, like every reading verb.
     """
-    state = open_study(study, root).status()
-    output.status(state, form)
-    while watch and state["state"] == "running":
-        time.sleep(_WATCH_S)
-        state = open_study(study, root).status()
-        output.status(state, form, redraw=True)
+    opened = open_study(study, root)
+    if watch and opened.is_running:
+        _watch(opened, is_quiet=form is not Format.TABLE)
+    output.status(opened.status(), form)
     return 0
+
+
+def _watch(study: Study, *, is_quiet: bool) -> None:
+    from tuner.live import LiveTable, progress
+    from tuner.watch import watch
+
+    with progress(quiet=is_quiet or not sys.stdout.isatty()) as display:
+        watch(study, display if isinstance(display, LiveTable) else None)
 
 
 @app.command(epilog="Example:  tune trials qwen_lr --format csv > trials.csv")
@@ -68,6 +75,63 @@ def best(
         raise TuneError(f"no trial of study {study!r} has a value yet", f"See how it stands: tune status {study}")
     output.best(opened, leaders, form, as_list=top is not None)
     return 0
+
+
+@app.command(epilog="Example:  tune logs qwen_lr 7 --follow")
+def logs(
+    study: StudyArgument,
+    trial: TrialArgument,
+    rank: Annotated[int, typer.Option(min=0, help="The worker whose log it is.")] = 0,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the trial ends.")] = False,
+    root: RootOption = ROOT,
+) -> int:
+    """Print what a trial's workers printed."""
+    from tuner.log_view import find_log, goes_on, read_log
+
+    opened = open_study(study, root)
+    number = trial_of(opened, trial).number
+    path = find_log(opened, number, rank, may_come=follow)
+    for piece in read_log(path, lambda: follow and goes_on(opened, number)):
+        output.raw(piece)
+    return 0
+
+
+@app.command(epilog="Example:  tune show qwen_lr 7")
+def show(study: StudyArgument, trial: TrialArgument, root: RootOption = ROOT, form: FormatOption = Format.TABLE) -> int:
+    """Show everything about one trial.
+
+    Its parameters, end, learning curve, checkpoints, logs, MLflow run, and how to run it again.
+    """
+    opened = open_study(study, root)
+    output.trial(opened, trial_of(opened, trial), form)
+    return 0
+
+
+@app.command(epilog="Example:  tune reproduce qwen_lr 7 --run")
+def reproduce(
+    study: StudyArgument,
+    trial: TrialArgument,
+    to: Annotated[Path | None, typer.Option("--to", metavar="DIR", help="Default: reproduced/STUDY-TRIAL.")] = None,
+    run: Annotated[bool, typer.Option("--run", help="Run it now, and compare it with the record.")] = False,
+    root: RootOption = ROOT,
+) -> int:
+    """Write the file that runs one trial again without the study, and print the command.
+
+    A trial of the built-in loop becomes one fine-tune without Ray, one of your own loop a study with one trial.
+    """
+    from tuner.reproduce import comparison, repeated_reports, reproduction
+
+    opened = open_study(study, root)
+    record = trial_of(opened, trial)
+    made = reproduction(opened, record, to or Path("reproduced", f"{opened.spec.study}-{record.number}"))
+    made.write()
+    output.result(made.command)
+    if not run:
+        return 0
+    code = made.run()
+    if code == 0:
+        output.result(comparison(record.reports, repeated_reports(opened, record, made), opened.spec.objective.metric))
+    return code
 
 
 def _status_or_damage(root: Path, name: str) -> dict[str, Any]:

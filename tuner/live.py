@@ -72,6 +72,11 @@ class Lines(Quiet):
         how = f"goes on from step {resumed_from_step}" if resumed_from_step else "starts"
         self._say_event(f"trial {number} {how}: {text.parameters(params)}")
 
+    def started_earlier(self, number: int, age_s: float) -> None:
+        """The trial has been running for that long already."""
+        if self._board is not None:
+            self._board.started_earlier(number, age_s)
+
     def reported(self, number: int, metrics: Mapping[str, float]) -> None:
         if self._board is not None:
             self._board.report(number, metrics)
@@ -157,20 +162,23 @@ class LiveTable(Lines):
 def picture(board: Board, now_s: float) -> Group:
     """The running trials, and the summary under them."""
     loss = text.shorten(board.objective.metric, 16)
-    table = tables.new_table("trial", "state", "step", loss, "lr", "time", right={"trial", "step", loss, "lr", "time"})
+    # A loop of the user's own need not report one, and the record of a study does not keep it.
+    rate = ["lr"] if any("learning_rate" in trial.metrics for trial in board.running.values()) else []
+    numbers = ["step", loss, *rate, "time"]
+    table = tables.new_table("trial", "state", *numbers, right={"trial", *numbers})
     for number, trial in sorted(board.running.items()):
-        table.add_row(*_cells(board, number, trial, now_s))
+        table.add_row(*_cells(board, number, trial, now_s, has_rate=bool(rate)))
     return Group(Text(), table, Text(), Text(board.summary()))
 
 
-def _cells(board: Board, number: int, trial: RunningTrial, now_s: float) -> list[str]:
+def _cells(board: Board, number: int, trial: RunningTrial, now_s: float, *, has_rate: bool) -> list[str]:
     metrics = trial.metrics
     return [
         str(number),
         "RUNNING" if len(metrics) > 1 else "STARTING",
         f"{int(metrics.get('step', 0))}/{board.max_t}",
         text.measured(metrics.get(board.objective.metric)),
-        text.number(metrics.get("learning_rate")),
+        *([text.number(metrics.get("learning_rate"))] if has_rate else []),
         text.duration(now_s - trial.started_s),
     ]
 
