@@ -70,9 +70,7 @@ def best(
 ) -> int:
     """Show the best trial and its checkpoint."""
     opened = open_study(study, root)
-    leaders = opened.best(top or 1)
-    if not leaders:
-        raise TuneError(f"no trial of study {study!r} has a value yet", f"See how it stands: tune status {study}")
+    leaders = [opened.best_trial, *opened.best(top or 1)[1:]]
     output.best(opened, leaders, form, as_list=top is not None)
     return 0
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import StudyAbortedError
+from tuner.errors import StudyAbortedError, TuneError
 from tuner.lock import StudyLock, holder
 from tuner.record import TrialRecord, ranked
 from tuner.spec import StudySpec
@@ -39,6 +39,7 @@ from tuner.study_dir import (
 
 if TYPE_CHECKING:
     import optuna
+    import pandas as pd
     from optuna.trial import FrozenTrial
 
     from tuner.sampling import Proposal
@@ -89,7 +90,7 @@ class Study:
         return cls(spec, directory, open_record(directory, spec, writable=True), lock)
 
     @classmethod
-    def open(cls, root: Path, name: str, *, writable: bool = False) -> Study:
+    def open(cls, root: str | Path, name: str, *, writable: bool = False) -> Study:
         """Open an existing study, by its name under `root` or by the path of its folder.
 
         Raises:
@@ -97,7 +98,7 @@ class Study:
             StudyDamagedError: A state file cannot be read.
             StudyLockedError: `writable` and another process holds it.
         """
-        directory = find_study(root, name)
+        directory = find_study(Path(root), name)
         spec = read_spec(directory)
         lock = StudyLock(directory / LOCK) if writable else None
         try:
@@ -146,6 +147,25 @@ class Study:
     def best(self, top: int = 1) -> list[TrialRecord]:
         """The best trials, best first; only COMPLETE ones compete unless there is none."""
         return ranked(self.trials(), self.spec.objective)[:top]
+
+    @property
+    def best_trial(self) -> TrialRecord:
+        """The best trial.
+
+        Raises:
+            TuneError: No trial has a value yet.
+        """
+        leaders = self.best()
+        if not leaders:
+            name = self.dir.name
+            raise TuneError(f"no trial of study {name!r} has a value yet", f"See how it stands: tune status {name}")
+        return leaders[0]
+
+    def trials_dataframe(self) -> pd.DataFrame:
+        """One row a trial, with the columns of `tune trials --format csv`."""
+        from tuner.frames import trials_dataframe
+
+        return trials_dataframe(self)
 
     @property
     def default_value(self) -> float | None:
