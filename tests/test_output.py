@@ -20,7 +20,6 @@ from tuner.record import TrialRecord
 
 if TYPE_CHECKING:
     from tuner.study import Study
-from tuner.tracking_target import resolve_target
 
 Capture = pytest.CaptureFixture[str]
 SHAPE = ["number", "state", "value", "step", "params", "reason", "checkpoint", "mlflow_run_id", "started", "ended"]
@@ -195,7 +194,7 @@ def test_the_outcome_names_gain_failures_and_the_next_commands(demo_study: Study
     for command in (
         f"tune resume demo --root {root} --set search.num_trials=16",
         f"tune best demo --root {root}",
-        f"mlflow ui --backend-store-uri sqlite:///{root}/mlflow.db",
+        f"tune ui demo --root {root}",
     ):
         assert f"  {command}\n" in shown.err
 
@@ -212,13 +211,15 @@ def test_a_default_trial_that_is_best_is_said_to_be(demo_study: Study) -> None:
 @pytest.mark.parametrize(
     ("store", "shown"),
     [
-        ("sqlite:////data/runs.db", "mlflow ui --backend-store-uri sqlite:////data/runs.db"),
-        ("http://tracking:5000", "MLflow: http://tracking:5000"),
+        ("sqlite:////data/runs.db", "tune ui demo --root {root}"),
+        ("http://me:secret@tracking:5000", "MLflow: http://***@tracking:5000"),
     ],
 )
-def test_the_mlflow_command_follows_the_store(demo_study: Study, store: str, shown: str) -> None:
-    target = resolve_target(demo_study.spec, demo_study.dir.parent, {"MLFLOW_TRACKING_URI": store})
-    assert outcomes.mlflow_command(target) == shown
+def test_the_mlflow_command_follows_the_store(
+    demo_study: Study, monkeypatch: pytest.MonkeyPatch, store: str, shown: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    assert outcomes.mlflow_command(demo_study) == shown.format(root=demo_study.dir.parent)
 
 
 # -- progress ---------------------------------------------------------------------------------------------------

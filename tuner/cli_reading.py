@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -130,6 +131,35 @@ def reproduce(
     if code == 0:
         output.result(comparison(record.reports, repeated_reports(opened, record, made), opened.spec.objective.metric))
     return code
+
+
+@app.command(epilog="Example:  tune ui qwen_lr")
+def ui(
+    study: Annotated[str | None, typer.Argument(metavar="[STUDY]", help="Open its page; without: all studies.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: any that is free.")] = None,
+    root: RootOption = ROOT,
+) -> int:
+    """Start MLflow's pages on this machine until Ctrl-C, and print their address.
+
+    For a store that is a server already, only its address is printed.
+    """
+    from tuner.mlflow_server import ended_by_signals, served
+    from tuner.tracking_links import server_url, study_url, target_to_show
+
+    opened = None if study is None else open_study(study, root)
+    target = target_to_show(root, opened)
+    base = server_url(target)
+    if base is not None:
+        output.result(base if opened is None else study_url(opened, base))
+        return 0
+    with suppress(KeyboardInterrupt), ended_by_signals(), served(target, port) as (url, process):
+        output.result(url if opened is None else study_url(opened, url))
+        if opened is not None:
+            output.note(f"charts: {study_url(opened, url, charts=True)}")
+        output.note("Ctrl-C ends it.")
+        process.wait()
+        raise TuneError("the MLflow server has ended by itself", "Start it again, and see its messages: mlflow server")
+    return 0
 
 
 def _status_or_damage(root: Path, name: str) -> dict[str, Any]:
