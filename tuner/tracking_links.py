@@ -65,7 +65,8 @@ def study_url(study: Study, base: str, *, charts: bool = False) -> str:
 
 def run_url(study: Study, base: str, run_id: str) -> str:
     """The page of a trial's run on the server at `base`."""
-    return f"{base}/#/experiments/{_identity(study.dir).get('experiment_id', 0)}/runs/{run_id}"
+    experiment = _identity(study.dir).get("experiment_id", "0")
+    return f"{base}/#/experiments/{experiment}/runs/{run_id}?workflowType=machine_learning"
 
 
 def _identity(study_dir: Path) -> dict[str, str]:

@@ -50,7 +50,7 @@ class StudyRuns:
             target: Where to write.
             spec: The study.
             study_dir: Its folder.
-            on_run: Called with (trial number, run id, experiment id) whenever a trial starts.
+            on_run: Called with (trial number, run id, experiment id) whenever a trial starts or is brought up to date.
             on_warning: Called with one line when MLflow refuses something for good.
             artifact_failures: How often each artifact has failed, kept by the caller over several objects.
 
@@ -113,9 +113,11 @@ class StudyRuns:
         # A kill can fall between the record of a trial's end and its event.
         run = self._trials.get(event["number"])
         if run is None or run.status == "RUNNING" or run.is_interrupted:
-            self._trial_run(event)
+            run = self._trial_run(event)
             self._reported(event)
             self._trial_ended(event)
+            # The record may have been killed before it heard of it.
+            self._on_run(event["number"], run.run_id, self._experiment_id)
 
     def _trial_started(self, event: Event) -> None:
         run = self._trial_run(event)
