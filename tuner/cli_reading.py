@@ -33,6 +33,7 @@ def list_(root: RootOption = ROOT, form: FormatOption = Format.TABLE) -> int:
 def status(
     study: StudyArgument,
     watch: Annotated[bool, typer.Option("--watch", help="Follow it until it ends.")] = False,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the live table as it stands.")] = None,
     root: RootOption = ROOT,
     form: FormatOption = Format.TABLE,
 ) -> int:
@@ -41,6 +42,11 @@ def status(
     Counts of trials, the best one, the time spent. Safe while the study runs, like every reading verb.
     """
     opened = open_study(study, root)
+    if svg is not None:
+        from tuner.picture import draw
+
+        draw(opened, svg)
+        return 0
     if watch and opened.is_running:
         _watch(opened, is_quiet=form is not Format.TABLE)
     output.status(opened.status(), form)

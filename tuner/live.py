@@ -90,10 +90,7 @@ class Lines(Quiet):
 
     def _say_end(self, record: TrialRecord, mark: str) -> None:
         assert self._board is not None
-        value = f"{self._board.objective.metric} {text.measured(record.value)}"
-        what = record.reason if record.state == "FAILED" and record.reason else value
-        style = tables.STATE_STYLES.get(record.state, "")
-        self._say(f"trial {record.number} {record.state} at step {record.step}: {what}{mark}", style)
+        self._say(f"{end_line(record, self._board)}{mark}", tables.STATE_STYLES.get(record.state, ""))
 
     def _say_event(self, line: str) -> None:
         self._say(line)
@@ -157,6 +154,13 @@ class LiveTable(Lines):
         if self._board is not None and self._live.is_started:
             self._drawn_s = self._clock()
             self._live.update(picture(self._board, self._drawn_s), refresh=True)
+
+
+def end_line(record: TrialRecord, board: Board) -> str:
+    """How a trial ended."""
+    value = f"{board.objective.metric} {text.measured(record.value)}"
+    what = record.reason if record.state == "FAILED" and record.reason else value
+    return f"trial {record.number} {record.state} at step {record.step}: {what}"
 
 
 def picture(board: Board, now_s: float) -> Group:
