@@ -172,6 +172,13 @@ def test_best_of_a_study_without_a_value_exits_1_with_a_remedy(tune: Tune, demo_
     assert "tune status demo" in done.stderr
 
 
+def test_the_shell_completes_names_of_studies(tune: Tune, demo_study: Study) -> None:
+    asked = {"_TUNE_COMPLETE": "complete_bash", "COMP_WORDS": "tune status d", "COMP_CWORD": "2"}
+    assert tune(**asked).stdout.split() == ["demo"]
+    asked["COMP_WORDS"] = "tune status x"
+    assert tune(**asked).stdout.split() == []
+
+
 # -- the error boundary -----------------------------------------------------------------------------------------
 
 

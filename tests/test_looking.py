@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from tuner.cli_arguments import trial_of
 from tuner.errors import InputError
 from tuner.live import LiveTable
 from tuner.log_view import find_log, read_log
+from tuner.picture import draw
 from tuner.reproduce import Reproduction, comparison, repeated_reports, reproduction
 from tuner.sampling import Proposal, distribution
 from tuner.spec import StudySpec, load_spec, make_spec
@@ -124,6 +126,17 @@ def test_a_study_is_watched_through_its_record_until_it_ends(tmp_path: Path) -> 
     assert "3/9" in shown
     assert "trial 0 COMPLETE at step 3: eval_loss 4.2500, best so far" in shown
     assert "1/6 trials ended; 1 COMPLETE" in shown
+
+
+def test_a_study_is_drawn_without_anything_from_the_network(tmp_path: Path) -> None:
+    study = begin(study_spec(tmp_path), tmp_path / "studies", {"learning_rate": 1e-3})
+    study.report(0, 3, 4.25)
+    draw(study, tmp_path / "live.svg")
+    drawn = (tmp_path / "live.svg").read_text(encoding="utf-8")
+    assert all(part in drawn for part in ("3/9", "4.2500", "RUNNING"))
+    assert not re.search(r"url\(.?http|href", drawn)
+    assert len(drawn) < 20_000
+    study.close()
 
 
 def test_a_watched_study_is_quiet_in_a_pipe(tune: Tune, demo_study: Study) -> None:

@@ -280,6 +280,32 @@ def test_time_left_follows_the_rate_of_this_session(demo_study: Study) -> None:
     assert board.eta_s == pytest.approx(30 * 3)
 
 
+def test_what_takes_long_before_the_first_step_is_a_line_now_and_then(demo_study: Study) -> None:
+    clock = Clock()
+    display, stream = shown_by(Lines, clock)
+    display.study_started(demo_study, make_plan(demo_study.spec, None))
+    display.trial_started(4, {}, 0)
+    for second in range(25):
+        clock.now_s += 1
+        display.preparing(4, f"tokenises 9000 examples: {second} %")
+        display.tick(0.0)
+    display.reported(4, {"step": 3, "eval_loss": 6.0})
+    for _ in range(4):
+        clock.now_s += 1
+        display.tick(0.0)
+    told = [line for line in stream.getvalue().splitlines() if "tokenises" in line]
+    assert told == [f"trial 4 tokenises 9000 examples: {share} %" for share in (9, 19)]
+
+
+def test_verbose_shows_every_report(demo_study: Study) -> None:
+    display, stream = shown_by(Lines, Clock())
+    display.is_verbose = True
+    display.study_started(demo_study, make_plan(demo_study.spec, None))
+    display.trial_started(4, {}, 0)
+    display.reported(4, {"step": 3, "eval_loss": 6.0, "learning_rate": 1e-5})
+    assert stream.getvalue().splitlines()[-1] == "trial 4 at step 3: eval_loss 6, learning_rate 1e-05"
+
+
 def test_quiet_prints_warnings_only(demo_study: Study) -> None:
     display, stream = shown_by(Quiet, Clock())
     display.study_started(demo_study, make_plan(demo_study.spec, None))
@@ -297,11 +323,14 @@ def test_the_live_table_shows_running_trials_and_leaves_the_screen(demo_study: S
         display.study_started(demo_study, make_plan(demo_study.spec, None))
         display.trial_started(4, {}, 0)
         clock.now_s += 5
+        display.preparing(4, "loads a/model: 40%, 0.2 MB/s, about 3 s left")
+        clock.now_s += 5
         display.reported(4, {"step": 3, "eval_loss": 6.25, "learning_rate": 1e-3})
         before = len(stream.getvalue())
         display.trial_ended(record(4, 6.25, "PRUNED", step=3))
         assert "3/27" not in stream.getvalue()[before:], "an ended trial leaves the table with the line that says so"
     shown = stream.getvalue()
+    assert "trial 4 loads a/model: 40%" in shown
     assert "3/27" in shown
     assert "6.2500" in shown
     assert "\x1b[?25h" in shown, "the cursor must come back"

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from trainables.checkpoint_dir import clean, newest_complete, step_dir
 from trainables.config import TrainConfig
 from trainables.errors import CheckpointError, Diverged
+from trainables.progress import heard_by
 
 if TYPE_CHECKING:
     from trainables.finetune import Report
@@ -92,15 +93,22 @@ def train(config: TrainConfig, options: argparse.Namespace) -> None:
         raise ValueError(f"--checkpoint-every must be at least 1, got {options.checkpoint_every}")
     from trainables.finetune import finetune
 
-    with joined_worker() as worker:
+    with joined_worker() as worker, heard_by(_show_progress):
         resume_from = _resume_from(options, worker)
         for report in finetune(config, worker, cache_dir=options.cache_dir, resume_from=resume_from):
             if worker.rank == 0:
+                _show_progress("")
                 print(format_report(report), flush=True)
                 _keep_metrics(report, options.metrics)
             _checkpoint(report, options, worker)
             if options.until is not None and report.step >= options.until:
                 break
+
+
+def _show_progress(line: str) -> None:
+    # In place, and only where somebody looks.
+    if os.environ.get("RANK", "0") == "0" and sys.stderr.isatty():
+        print(f"\r\033[K{line[: os.get_terminal_size(sys.stderr.fileno()).columns - 1]}", end="", file=sys.stderr)
 
 
 def _resume_from(options: argparse.Namespace, worker: Worker) -> Path | None:

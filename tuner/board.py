@@ -22,6 +22,7 @@ class RunningTrial:
 
     started_s: float
     metrics: Mapping[str, float] = field(default_factory=dict)
+    preparing: str = ""
 
 
 class Board:
@@ -73,6 +74,12 @@ class Board:
             self._trains_since_s = self._clock()
         if number in self.running:
             self.running[number].metrics = dict(metrics)
+            self.running[number].preparing = ""
+
+    def prepare(self, number: int, text: str) -> None:
+        """A running trial tells what it does before its first step."""
+        if number in self.running:
+            self.running[number].preparing = text
 
     def end(self, record: TrialRecord) -> None:
         """A trial is over."""

@@ -41,6 +41,7 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the study file; may be repeated."),
 ]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Every report of every trial as a line, too.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; results, warnings and errors only.")]
 
 
@@ -69,6 +70,7 @@ def run(
     root: RootOption = ROOT,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; start nothing.")] = False,
     quiet: QuietOption = False,
+    verbose: VerboseOption = False,
 ) -> int:
     """Run the study that FILE describes.
 
@@ -79,7 +81,7 @@ def run(
         return _print_plan(spec)
     from tuner import search
 
-    with _progress(root / spec.study, quiet) as observer:
+    with _progress(root / spec.study, quiet, verbose) as observer:
         study = search.run(spec, source_text=_read(file), root=root, observer=observer)
     return _finish(study)
 
@@ -90,6 +92,7 @@ def resume(
     overrides: SetOption = None,
     root: RootOption = ROOT,
     quiet: QuietOption = False,
+    verbose: VerboseOption = False,
 ) -> int:
     """Go on with a study, or extend it.
 
@@ -98,7 +101,7 @@ def resume(
     from tuner import search
     from tuner.study_dir import find_study
 
-    with _progress(find_study(root, study), quiet) as observer:
+    with _progress(find_study(root, study), quiet, verbose) as observer:
         opened = search.resume(study, root=root, overrides=overrides or [], observer=observer)
     return _finish(opened)
 
@@ -166,12 +169,12 @@ def _print_plan(spec: StudySpec) -> int:
 
 
 @contextmanager
-def _progress(study_dir: Path, quiet: bool) -> Iterator[Observer]:
+def _progress(study_dir: Path, quiet: bool, verbose: bool) -> Iterator[Observer]:
     """The progress display; a search that is cut off still says how to go on."""
     from tuner.live import progress
 
     try:
-        with progress(quiet=quiet) as observer:
+        with progress(quiet=quiet, verbose=verbose) as observer:
             yield observer
     except KeyboardInterrupt:
         output.cut_off(study_dir)

@@ -16,8 +16,26 @@ if TYPE_CHECKING:
     from tuner.record import TrialRecord
     from tuner.study import Study
 
+
+def _complete_study(context: typer.Context, incomplete: str) -> list[str]:
+    """Names of studies for the shell; a look at the folder, since the shell waits for it."""
+    root = Path(context.params.get("root") or DEFAULT_ROOT)
+    found = root.iterdir() if root.is_dir() else ()
+    return sorted(path.name for path in found if path.name.startswith(incomplete) and (path / "spec.json").exists())
+
+
 StudyArgument = Annotated[
-    str, typer.Argument(metavar="STUDY", help="A name under --root, or the path of a study's folder.")
+    str,
+    typer.Argument(
+        metavar="STUDY",
+        help="A name under --root, or the path of a study's folder.",
+        autocompletion=_complete_study,
+        show_default=False,
+    ),
+]
+OptionalStudyArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[STUDY]", help="Its page; without: that of all studies.", autocompletion=_complete_study),
 ]
 RootOption = Annotated[Path, typer.Option("--root", metavar="DIR", help="Where studies live.")]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tuner import output
-from tuner.cli_arguments import ROOT, FormatOption, RootOption, StudyArgument, TrialArgument, open_study, trial_of
+from tuner.cli_arguments import (
+    ROOT,
+    FormatOption,
+    OptionalStudyArgument,
+    RootOption,
+    StudyArgument,
+    TrialArgument,
+    open_study,
+    trial_of,
+)
 from tuner.errors import TuneError
 from tuner.formats import Format
 
@@ -141,7 +150,7 @@ def reproduce(
 
 @app.command(epilog="Example:  tune ui qwen_lr")
 def ui(
-    study: Annotated[str | None, typer.Argument(metavar="[STUDY]", help="Open its page; without: all studies.")] = None,
+    study: OptionalStudyArgument = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: any that is free.")] = None,
     root: RootOption = ROOT,
 ) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _HEARTBEAT_S = 30.0
 _REDRAW_S = 0.25
+_PREPARING_S = 10.0
 
 
 class Quiet(Observer):
@@ -54,12 +55,13 @@ class Quiet(Observer):
 class Lines(Quiet):
     """One line when a trial starts or ends, and a summary every half minute: for logs and pipes."""
 
+    is_verbose = False  # whether every report is a line too
     _board: Board | None = None
-    _summarised_s = 0.0
+    _summarised_s = _prepares_since_s = 0.0
 
     def study_started(self, study: Study, plan: Plan) -> None:
         self._board = Board(study, plan.num_trials, self._clock)
-        self._summarised_s = self._clock()
+        self._summarised_s = self._prepares_since_s = self._clock()
         num_ended = sum(self._board.states.values())
         done = f", {num_ended} of them ended before" if num_ended else ""
         trials = text.plural(plan.num_trials, "trial")
@@ -77,9 +79,17 @@ class Lines(Quiet):
         if self._board is not None:
             self._board.started_earlier(number, age_s)
 
-    def reported(self, number: int, metrics: Mapping[str, float]) -> None:
+    def preparing(self, number: int, text: str) -> None:
         if self._board is not None:
-            self._board.report(number, metrics)
+            self._board.prepare(number, text)
+
+    def reported(self, number: int, metrics: Mapping[str, float]) -> None:
+        if self._board is None:
+            return
+        self._board.report(number, metrics)
+        if self.is_verbose:
+            numbers = [f"{name} {text.number(value)}" for name, value in metrics.items() if name != "step"]
+            self._say(f"trial {number} at step {int(metrics.get('step', 0))}: {', '.join(numbers)}")
 
     def trial_ended(self, record: TrialRecord) -> None:
         if self._board is None:
@@ -99,9 +109,20 @@ class Lines(Quiet):
         if self._board is None:
             return
         self._board.training_share = training_share
+        self._say_preparing(self._board)
         if self._clock() - self._summarised_s >= _HEARTBEAT_S:
             self._summarised_s = self._clock()
             self._say(self._board.summary())
+
+    def _say_preparing(self, board: Board) -> None:
+        # What is over in a moment is not worth a line in a log.
+        busy = {number: trial for number, trial in board.running.items() if trial.preparing}
+        if not busy:
+            self._prepares_since_s = self._clock()
+        elif self._clock() - self._prepares_since_s >= _PREPARING_S:
+            self._prepares_since_s = self._clock()
+            number, trial = min(busy.items())
+            self._say(f"trial {number} {trial.preparing}")
 
 
 class LiveTable(Lines):
@@ -120,6 +141,10 @@ class LiveTable(Lines):
 
     def reported(self, number: int, metrics: Mapping[str, float]) -> None:
         super().reported(number, metrics)
+        self._draw()
+
+    def preparing(self, number: int, text: str) -> None:
+        super().preparing(number, text)
         self._draw()
 
     def trial_ended(self, record: TrialRecord) -> None:
@@ -172,7 +197,8 @@ def picture(board: Board, now_s: float) -> Group:
     table = tables.new_table("trial", "state", *numbers, right={"trial", *numbers})
     for number, trial in sorted(board.running.items()):
         table.add_row(*_cells(board, number, trial, now_s, has_rate=bool(rate)))
-    return Group(Text(), table, Text(), Text(board.summary()))
+    doing = [Text(f"trial {n} {trial.preparing}") for n, trial in sorted(board.running.items()) if trial.preparing]
+    return Group(Text(), table, *([Text(), *doing] if doing else []), Text(), Text(board.summary()))
 
 
 def _cells(board: Board, number: int, trial: RunningTrial, now_s: float, *, has_rate: bool) -> list[str]:
@@ -187,9 +213,11 @@ def _cells(board: Board, number: int, trial: RunningTrial, now_s: float, *, has_
     ]
 
 
-def progress(*, quiet: bool) -> Quiet:
+def progress(*, quiet: bool = False, verbose: bool = False) -> Quiet:
     """The display that fits: a live table on a terminal, lines elsewhere, only warnings when quiet."""
     console = screen(to_stderr=True)
     if quiet:
         return Quiet(console)
-    return LiveTable(console) if console.is_terminal and not console.is_dumb_terminal else Lines(console)
+    display = LiveTable(console) if console.is_terminal and not console.is_dumb_terminal else Lines(console)
+    display.is_verbose = verbose
+    return display
