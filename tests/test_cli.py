@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import Tune
 from tests.test_imports import heavy_imports
-from tuner import cli
+from tuner import cli, cli_reading
 from tuner.errors import ClusterError, StudyDamagedError, TuneError
 
 if TYPE_CHECKING:
@@ -43,6 +43,11 @@ def test_a_bad_command_line_exits_2_and_names_the_help(tune: Tune, arguments: li
     assert named in done.stderr
     assert "--help" in done.stderr
     assert done.stdout == ""
+
+
+def test_every_verb_has_an_example() -> None:
+    verbs = [*cli.app.registered_commands, *cli_reading.app.registered_commands]
+    assert [verb.name for verb in verbs if not (verb.epilog or "").startswith("Example:  tune ")] == []
 
 
 def test_version_is_printed(tune: Tune) -> None:

@@ -59,7 +59,7 @@ def parameter(value: Any, width: int = 32) -> str:
 
 def parameters(params: Mapping[str, Any]) -> str:
     """All parameters on one line: learning_rate=3.1e-05 optimizer=adamw."""
-    return " ".join(f"{name}={parameter(value)}" for name, value in params.items())
+    return " ".join(f"{shorten(name, 32)}={parameter(value)}" for name, value in params.items())
 
 
 def plural(count: int, noun: str) -> str:
