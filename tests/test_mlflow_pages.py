@@ -18,12 +18,12 @@ import pytest
 from tests import browser
 from tests.conftest import REPOSITORY, Tune
 from tests.test_imports import heavy_imports
+from tuner import outcomes
 from tuner.overview import overview
 from tuner.study import Study
 from tuner.tracking import MlflowTracker
 from tuner.tracking_links import run_url, study_url
 from tuner.tracking_views import shared_view
-from tuner.trial_view import mlflow_place
 
 
 @pytest.fixture
@@ -140,7 +140,10 @@ def test_the_run_of_a_study_has_its_leaderboard_and_description(tracked_study: S
     table = json.loads((folder / "leaderboard.json").read_text(encoding="utf-8"))
     assert [row[0] for row in table["data"]] == [1, 0, 2, 3]
     assert {file.path for file in client.list_artifacts(child.info.run_id)} == {"config.json", "1.rank0.log"}
-    assert mlflow_place(tracked_study, tracked_study.trial(1)) == f"tune ui demo --root {tracked_study.dir.parent}"
+    assert (
+        outcomes.mlflow_place(tracked_study, tracked_study.trial(1))
+        == f"tune ui demo --root {tracked_study.dir.parent}"
+    )
 
 
 def text_once(tab: browser.Browser, url: str, awaited: str) -> str:

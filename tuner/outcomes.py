@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner import text
-from tuner.tracking_links import server_url, study_target, study_url
+from tuner.tracking_links import run_url, server_url, study_target, study_url
 
 if TYPE_CHECKING:
     from tuner.record import TrialRecord
@@ -75,3 +75,11 @@ def mlflow_command(study: Study) -> str:
     """How to look at a study in MLflow; a server is there to be looked at already."""
     base = server_url(study_target(study))
     return command("ui", study.dir) if base is None else f"MLflow: {study_url(study, base)}"
+
+
+def mlflow_place(study: Study, record: TrialRecord) -> str | None:
+    """The address of the trial's run, or the command that shows it; None where there is none."""
+    if record.mlflow_run_id is None or not study.spec.mlflow.enabled:
+        return None
+    base = server_url(study_target(study))
+    return command("ui", study.dir) if base is None else run_url(study, base, record.mlflow_run_id)

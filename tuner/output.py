@@ -13,7 +13,6 @@ from rich.console import Console, RenderableType
 
 from tuner import outcomes, tables, text
 from tuner.formats import Format, to_csv, to_json
-from tuner.trial_view import describe, mlflow_place
 
 if TYPE_CHECKING:
     from tuner.errors import TuneError
@@ -125,13 +124,15 @@ def _best_facts(study: Study, record: TrialRecord) -> dict[str, Any]:
         study.spec.objective.metric: f"{text.measured(record.value)}{outcomes.against_default(study, record)}",
     }
     facts |= {f"  {name}": text.parameter(value, width=80) for name, value in record.params.items()}
-    place = mlflow_place(study, record)
+    place = outcomes.mlflow_place(study, record)
     run = " ".join(filter(None, [record.mlflow_run_id, place and f"({place})"]))
     return facts | {"checkpoint": record.checkpoint or text.MISSING, "mlflow run": run or text.MISSING}
 
 
 def trial(study: Study, record: TrialRecord, form: Format) -> None:
     """Everything about one trial."""
+    from tuner.trial_view import describe
+
     known = describe(study, record)
     if form is Format.TABLE:
         _table(tables.facts(_trial_facts(study, record, known)))

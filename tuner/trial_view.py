@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from trainables.checkpoint_dir import is_complete, step_of
 from tuner import outcomes
 from tuner.log_view import log_ranks
-from tuner.tracking_links import run_url, server_url, study_target
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +27,7 @@ def describe(study: Study, record: TrialRecord) -> dict[str, Any]:
         "reports": {str(step): value if math.isfinite(value) else None for step, value in record.reports.items()},
         "checkpoints": [_checkpoint(path) for path in _checkpoint_dirs(study, record.number)],
         "logs": [str(study.log_path(record.number, rank).absolute()) for rank in log_ranks(study, record.number)],
-        "mlflow": mlflow_place(study, record),
+        "mlflow": outcomes.mlflow_place(study, record),
         "reproduce": outcomes.command("reproduce", study.dir, str(record.number), "--run"),
     }
 
@@ -46,14 +45,6 @@ def failure(record: TrialRecord) -> str | None:
     if record.state != "FAILED" or record.reason is None:
         return None
     return "diverged" if record.reason.startswith("diverged") else record.reason.partition(":")[0]
-
-
-def mlflow_place(study: Study, record: TrialRecord) -> str | None:
-    """The address of the trial's run, or the command that shows it; None where there is none."""
-    if record.mlflow_run_id is None or not study.spec.mlflow.enabled:
-        return None
-    base = server_url(study_target(study))
-    return outcomes.command("ui", study.dir) if base is None else run_url(study, base, record.mlflow_run_id)
 
 
 def _checkpoint_dirs(study: Study, number: int) -> list[Path]:
