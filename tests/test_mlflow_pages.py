@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,10 +20,12 @@ from tests import browser
 from tests.conftest import REPOSITORY, Tune
 from tests.test_imports import heavy_imports
 from tuner import outcomes
+from tuner.errors import InputError
+from tuner.mlflow_server import served
 from tuner.overview import overview
 from tuner.study import Study
 from tuner.tracking import MlflowTracker
-from tuner.tracking_links import run_url, study_url
+from tuner.tracking_links import run_url, study_target, study_url
 from tuner.tracking_views import shared_view
 
 
@@ -75,6 +78,15 @@ def test_without_a_store_or_a_study_nothing_is_started(
     done = tune("ui", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
+
+
+def test_a_port_that_is_taken_is_refused(demo_study: Study) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(InputError, match=f"port {port} cannot be used"), served(study_target(demo_study), port):
+            pass
 
 
 @contextmanager

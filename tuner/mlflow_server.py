@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
-from tuner.errors import TuneError
+from tuner.errors import InputError, TuneError
 from tuner.tracking_target import Target
 
 HOST = "127.0.0.1"
@@ -37,9 +37,10 @@ def served(target: Target, port: int | None = None) -> Iterator[tuple[str, subpr
         Its address and its process.
 
     Raises:
+        InputError: The port is taken.
         TuneError: It does not start; the message ends with what it said last.
     """
-    port = port or _free_port()
+    port = _free_port(port or 0)
     with tempfile.TemporaryFile() as said:
         process = _start(target, port, said)
         try:
@@ -79,9 +80,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(PATIENCE_S)
 
 
-def _free_port() -> int:
+def _free_port(wanted: int) -> int:
+    # Whoever has the port already would answer in the server's place.
     with socket.socket() as probe:
-        probe.bind((HOST, 0))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, wanted))
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise InputError(f"port {wanted} cannot be used: {reason}", "Leave --port out for a free one.") from None
         return int(probe.getsockname()[1])
 
 
