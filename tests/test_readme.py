@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import REPOSITORY, Tune
 from trainables.config import TrainConfig
 from tuner import sections
+from tuner.reference import updated
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 SECTIONS = ("objective", "search", "scheduler", "scaling", "checkpoint", "failures", "mlflow")
@@ -28,6 +29,10 @@ def test_every_key_of_a_section_is_in_the_reference(section: str) -> None:
 
 def test_every_key_of_train_is_in_the_reference() -> None:
     assert [key for key in TrainConfig.model_fields if f"| `{key}` |" not in README and f"`{key}." not in README] == []
+
+
+def test_the_tables_of_keys_are_those_that_the_docstrings_make() -> None:
+    assert updated(README) == README, "make reference"
 
 
 def test_every_verb_is_in_the_table(tune: Tune) -> None:

@@ -80,7 +80,7 @@ class TrainConfig(_Section):
     packing: Bool = False
     """Several examples in one row without attention between them. Not available yet."""
     response_only: Bool = False
-    """true: only the tokens of the response (instruction) or of the assistant (chat) count in the loss. Plain text has
+    """Only the tokens of the response (instruction) or of the assistant (chat) count in the loss. Plain text has
     no prompt: all of it counts."""
 
     max_steps: PositiveInt = 1000

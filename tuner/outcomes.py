@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner import text
-from tuner.tracking_target import Target, resolve_target
+from tuner.tracking_links import run_url, server_url, study_target, study_url
 
 if TYPE_CHECKING:
     from tuner.record import TrialRecord
@@ -60,7 +60,7 @@ def next_commands(study: Study, state: str) -> list[str]:
     extend = ["--set", f"search.num_trials={2 * spec.search.num_trials}"] if state == "finished" else []
     commands = [command("resume", place, *extend), command("best", place)]
     if spec.mlflow.enabled:
-        commands.append(mlflow_command(resolve_target(spec, place.parent)))
+        commands.append(mlflow_command(study))
     return ["next:", *(f"  {line}" for line in commands)]
 
 
@@ -71,8 +71,15 @@ def command(verb: str, study_dir: Path, *arguments: str) -> str:
     return shlex.join(["tune", verb, study_dir.name, *place, *arguments])
 
 
-def mlflow_command(target: Target) -> str:
-    """How to look at the MLflow store of a study; a server is there to be looked at already."""
-    if target.uri.startswith("http"):
-        return f"MLflow: {target.shown}"
-    return shlex.join(["mlflow", "ui", "--backend-store-uri", target.shown])
+def mlflow_command(study: Study) -> str:
+    """How to look at a study in MLflow; a server is there to be looked at already."""
+    base = server_url(study_target(study))
+    return command("ui", study.dir) if base is None else f"MLflow: {study_url(study, base)}"
+
+
+def mlflow_place(study: Study, record: TrialRecord) -> str | None:
+    """The address of the trial's run, or the command that shows it; None where there is none."""
+    if record.mlflow_run_id is None or not study.spec.mlflow.enabled:
+        return None
+    base = server_url(study_target(study))
+    return command("ui", study.dir) if base is None else run_url(study, base, record.mlflow_run_id)

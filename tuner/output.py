@@ -43,6 +43,12 @@ def result(line: str) -> None:
     sys.stdout.write(f"{line}\n")
 
 
+def raw(piece: str) -> None:
+    """Part of a result that is text already: a log."""
+    sys.stdout.write(piece)
+    sys.stdout.flush()
+
+
 def note(line: str) -> None:
     """One message on stderr, as it is."""
     sys.stderr.write(f"{line}\n")
@@ -118,14 +124,58 @@ def _best_facts(study: Study, record: TrialRecord) -> dict[str, Any]:
         study.spec.objective.metric: f"{text.measured(record.value)}{outcomes.against_default(study, record)}",
     }
     facts |= {f"  {name}": text.parameter(value, width=80) for name, value in record.params.items()}
-    facts |= {"checkpoint": record.checkpoint or text.MISSING, "mlflow run": record.mlflow_run_id or text.MISSING}
-    return facts
+    place = outcomes.mlflow_place(study, record)
+    run = " ".join(filter(None, [record.mlflow_run_id, place and f"({place})"]))
+    return facts | {"checkpoint": record.checkpoint or text.MISSING, "mlflow run": run or text.MISSING}
 
 
-def status(state: Mapping[str, Any], form: Format, *, redraw: bool = False) -> None:
-    """Where one study stands; `redraw` clears a terminal first."""
-    if redraw:
-        screen().clear()
+def trial(study: Study, record: TrialRecord, form: Format) -> None:
+    """Everything about one trial."""
+    from tuner.trial_view import describe
+
+    known = describe(study, record)
+    if form is Format.TABLE:
+        _table(tables.facts(_trial_facts(study, record, known)))
+    else:
+        _data(known, tuple(known), form)
+
+
+def _trial_facts(study: Study, record: TrialRecord, known: Mapping[str, Any]) -> dict[str, Any]:
+    metric, tries = study.spec.objective.metric, record.attempts
+    facts: dict[str, Any] = {
+        "study": study.spec.study,
+        "trial": f"{record.number}, {record.state} at step {record.step} of {study.spec.max_t}",
+        metric: f"{text.measured(record.value)}{outcomes.against_default(study, record)}",
+        "reason": record.reason,
+    }
+    facts |= {f"  {name}": text.parameter(value, width=80) for name, value in record.params.items()}
+    facts |= {
+        "curve": _curve(record),
+        "time": f"{text.duration(known['seconds'])}{'' if tries < 2 else f', started {tries} times'}",
+        "started": record.started,
+        "checkpoints": "\n".join(map(_checkpoint_words, known["checkpoints"])),
+        "logs": "\n".join(known["logs"]),
+        "mlflow run": record.mlflow_run_id,
+        "  see it": known["mlflow"],
+        "again": known["reproduce"],
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _curve(record: TrialRecord) -> str:
+    (first, *_), values = (list(record.reports) or [0]), list(record.reports.values())
+    if len(values) < 2:
+        return ""
+    ends = f"{text.measured(values[0])} at step {first}, {text.measured(values[-1])} at step {record.step}"
+    return f"{text.curve(values)}\n{ends}"
+
+
+def _checkpoint_words(found: Mapping[str, Any]) -> str:
+    return f"{found['path']}  {text.num_bytes(found['bytes'])}{'' if found['complete'] else ', not complete'}"
+
+
+def status(state: Mapping[str, Any], form: Format) -> None:
+    """Where one study stands."""
     if form is Format.TABLE:
         _table(tables.facts(status_facts(state)))
     else:

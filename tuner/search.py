@@ -20,6 +20,7 @@ from tuner.controller import StudyController
 from tuner.errors import ClusterError
 from tuner.extension import extend_spec
 from tuner.observer import Observer
+from tuner.overview import overview
 from tuner.plan import Plan, make_plan
 from tuner.slot import TrialSlot
 from tuner.space import check_room
@@ -143,11 +144,15 @@ def _search(study: Study, plan: Plan, observer: Observer) -> Study:
             endings.callback(study.close)
             endings.callback(observer.study_ended, study)
             endings.callback(tracker.close, TRACKING_PATIENCE_S)
-            endings.callback(lambda: tracker.end_study(study.status() | {"state": study.state_at_rest()}))
+            endings.callback(lambda: tracker.end_study(_summary(study), [study.dir / "report.html"]))
             endings.callback(controller.close)
     if controller.failure is not None:
         raise controller.failure
     return study
+
+
+def _summary(study: Study) -> dict[str, Any]:
+    return study.status() | {"state": study.state_at_rest()} | overview(study)
 
 
 def _run_tune(controller: StudyController, settings: SlotSettings, num_slots: int) -> None:

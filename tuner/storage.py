@@ -2,15 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from tuner.errors import StudyDamagedError
+from tuner.errors import StudyDamagedError, StudyExistsError
+from tuner.journal_view import JournalView
 
 if TYPE_CHECKING:
+    import optuna
     from optuna.storages import BaseStorage
 
+    from tuner.spec import StudySpec
+
 JOURNAL = "optuna.journal"
+
+
+class Record(Protocol):
+    """What reading a study needs of its record; Optuna's own study has it, and so has a view of the journal."""
+
+    @property
+    def user_attrs(self) -> dict[str, Any]:
+        """Attributes of the study."""
+        ...
+
+    def get_trials(self, deepcopy: bool = ...) -> Sequence[Any]:
+        """All trials by number, as Optuna's FrozenTrial or a RecordedTrial."""
+        ...
+
+
+def open_record(study_dir: Path, spec: StudySpec, *, writable: bool) -> Record:
+    """The record of a study: without Optuna where it is only read and lies in a journal.
+
+    Raises:
+        StudyDamagedError: It is gone, or cannot be read, or holds no such study.
+    """
+    if writable or spec.search.storage is not None:
+        return load_study(study_dir, spec, writable=writable)
+    _see_journal(study_dir)
+    try:
+        return JournalView(study_dir / JOURNAL, spec.study)
+    except KeyError:
+        raise _lost_study(study_dir, spec) from None
+
+
+def create_study(spec: StudySpec, storage: BaseStorage) -> None:
+    """Begin the record.
+
+    Raises:
+        StudyExistsError: The database holds a study of that name.
+    """
+    import optuna
+
+    direction: Literal["minimize", "maximize"] = "minimize" if spec.objective.mode == "min" else "maximize"
+    with _quiet_optuna():
+        try:
+            optuna.create_study(study_name=spec.study, storage=storage, direction=direction)
+        except optuna.exceptions.DuplicatedStudyError:
+            raise StudyExistsError(
+                f"the database {spec.search.storage} holds a study {spec.study!r} already",
+                f"Choose another name: --name {spec.study}-2",
+            ) from None
+
+
+def load_study(study_dir: Path, spec: StudySpec, *, writable: bool) -> optuna.Study:
+    """Optuna's own study.
+
+    Raises:
+        StudyDamagedError: It is gone, or cannot be read, or holds no such study.
+    """
+    import optuna
+
+    storage = open_storage(study_dir, spec.search.storage, writable=writable)
+    try:
+        # The sampler is set by whoever proposes; the default one would only cost time here.
+        return optuna.load_study(study_name=spec.study, storage=storage, sampler=optuna.samplers.RandomSampler())
+    except KeyError:
+        raise _lost_study(study_dir, spec) from None
 
 
 def open_storage(study_dir: Path, url: str | None, *, writable: bool) -> BaseStorage:
@@ -26,12 +94,7 @@ def open_storage(study_dir: Path, url: str | None, *, writable: bool) -> BaseSto
     """
     if url is not None:
         return _open_database(url)
-    path = study_dir / JOURNAL
-    if not path.exists() or path.stat().st_size == 0:
-        raise StudyDamagedError(
-            f"{path} is missing or empty, but the study's folder exists: its record was lost",
-            f"Put the file back from a copy, or move {study_dir} away and run the study file again.",
-        )
+    path = _see_journal(study_dir)
     # Imported here, since only the verbs that need the record shall pay for Optuna.
     from tuner.journal import cut_torn_line, open_journal
 
@@ -57,3 +120,35 @@ def _open_database(url: str) -> BaseStorage:
         raise StudyDamagedError(
             f"search.storage: cannot open {url}: {summary}", "Check the URL and that the server is up."
         ) from error
+
+
+def _see_journal(study_dir: Path) -> Path:
+    path = study_dir / JOURNAL
+    if not path.exists() or path.stat().st_size == 0:
+        raise StudyDamagedError(
+            f"{path} is missing or empty, but the study's folder exists: its record was lost",
+            f"Put the file back from a copy, or move {study_dir} away and run the study file again.",
+        )
+    return path
+
+
+def _lost_study(study_dir: Path, spec: StudySpec) -> StudyDamagedError:
+    return StudyDamagedError(
+        f"{study_dir}: the record holds no study named {spec.study!r}",
+        "The record belongs to another study, or its first line was lost; put it back from a copy.",
+    )
+
+
+class _quiet_optuna:
+    """Optuna tells every new study on stderr; the progress display is ours."""
+
+    def __enter__(self) -> None:
+        import optuna
+
+        self._level = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    def __exit__(self, *_: object) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(self._level)

@@ -13,14 +13,15 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from tuner.errors import StudyAbortedError, StudyDamagedError, StudyExistsError
+from tuner.errors import StudyAbortedError, TuneError
 from tuner.lock import StudyLock, holder
 from tuner.record import TrialRecord, ranked
 from tuner.spec import StudySpec
-from tuner.storage import create_journal, open_storage
+from tuner.storage import Record, create_journal, create_study, load_study, open_record, open_storage
 from tuner.study_dir import (
     LOCK,
     SOURCE,
@@ -38,6 +39,7 @@ from tuner.study_dir import (
 
 if TYPE_CHECKING:
     import optuna
+    import pandas as pd
     from optuna.trial import FrozenTrial
 
     from tuner.sampling import Proposal
@@ -46,11 +48,20 @@ if TYPE_CHECKING:
 class Study:
     """One study: `create` a new one, `open` it to read, `open(..., writable=True)` to go on with it."""
 
-    def __init__(self, spec: StudySpec, directory: Path, optuna_study: optuna.Study, lock: StudyLock | None) -> None:
+    def __init__(self, spec: StudySpec, directory: Path, record: Record, lock: StudyLock | None) -> None:
         self.spec = spec
         self.dir = directory
-        self.optuna_study = optuna_study
+        self._record = record
         self._lock = lock
+
+    @cached_property
+    def optuna_study(self) -> optuna.Study:
+        """Optuna's own study, for its plots and `optuna-dashboard`; a read-only study loads it at the first use."""
+        import optuna
+
+        if isinstance(self._record, optuna.Study):
+            return self._record
+        return load_study(self.dir, self.spec, writable=False)
 
     # -- opening ------------------------------------------------------------------------------------------------
 
@@ -75,11 +86,11 @@ class Study:
             raise cannot_be_written(directory, error, f"Mend the cause, then start again under {root}.") from error
         lock = StudyLock(directory / LOCK)
         if spec.search.storage is not None:
-            _create_optuna_study(spec, open_storage(directory, spec.search.storage, writable=True))
-        return cls(spec, directory, _load_optuna_study(spec, directory, writable=True), lock)
+            create_study(spec, open_storage(directory, spec.search.storage, writable=True))
+        return cls(spec, directory, open_record(directory, spec, writable=True), lock)
 
     @classmethod
-    def open(cls, root: Path, name: str, *, writable: bool = False) -> Study:
+    def open(cls, root: str | Path, name: str, *, writable: bool = False) -> Study:
         """Open an existing study, by its name under `root` or by the path of its folder.
 
         Raises:
@@ -87,14 +98,14 @@ class Study:
             StudyDamagedError: A state file cannot be read.
             StudyLockedError: `writable` and another process holds it.
         """
-        directory = find_study(root, name)
+        directory = find_study(Path(root), name)
         spec = read_spec(directory)
         lock = StudyLock(directory / LOCK) if writable else None
         try:
             # Looked at before the record is read: a trial that starts meanwhile is in the record first.
             traces = traces_of_trials(directory)
-            study = cls(spec, directory, _load_optuna_study(spec, directory, writable=writable), lock)
-            refuse_lost_trials(spec, directory, traces, len(study.frozen_trials()))
+            study = cls(spec, directory, open_record(directory, spec, writable=writable), lock)
+            refuse_lost_trials(spec, directory, traces, len(study._record.get_trials(deepcopy=False)))
         except BaseException:
             if lock is not None:
                 lock.release()
@@ -122,12 +133,12 @@ class Study:
 
     def trials(self) -> list[TrialRecord]:
         """All trials in order of their numbers; checkpoints as absolute paths in the folder's present place."""
-        notes = self.optuna_study.user_attrs
-        return [self._record(trial, notes) for trial in self.frozen_trials()]
+        notes = self._record.user_attrs
+        return [self._trial_record(trial, notes) for trial in self._record.get_trials(deepcopy=False)]
 
     def trial(self, number: int) -> TrialRecord:
         """One trial by its number."""
-        return self._record(self._frozen(number), self.optuna_study.user_attrs)
+        return self._trial_record(self._record.get_trials(deepcopy=False)[number], self._record.user_attrs)
 
     def frozen_trials(self) -> list[FrozenTrial]:
         """Optuna's own trials; not copies, so not to be changed."""
@@ -138,6 +149,25 @@ class Study:
         return ranked(self.trials(), self.spec.objective)[:top]
 
     @property
+    def best_trial(self) -> TrialRecord:
+        """The best trial.
+
+        Raises:
+            TuneError: No trial has a value yet.
+        """
+        leaders = self.best()
+        if not leaders:
+            name = self.dir.name
+            raise TuneError(f"no trial of study {name!r} has a value yet", f"See how it stands: tune status {name}")
+        return leaders[0]
+
+    def trials_dataframe(self) -> pd.DataFrame:
+        """One row a trial, with the columns of `tune trials --format csv`."""
+        from tuner.frames import trials_dataframe
+
+        return trials_dataframe(self)
+
+    @property
     def default_value(self) -> float | None:
         """The value of the default trial, the baseline; None when it was not run or failed."""
         return None if self.default_trial is None else self.trial(self.default_trial).value
@@ -145,7 +175,8 @@ class Study:
     @property
     def default_trial(self) -> int | None:
         """Number of the default trial; None when the study has none."""
-        return next((trial.number for trial in self.frozen_trials() if trial.user_attrs.get("is_default")), None)
+        trials = self._record.get_trials(deepcopy=False)
+        return next((trial.number for trial in trials if trial.user_attrs.get("is_default")), None)
 
     @property
     def sampler_attrs(self) -> dict[str, Any]:
@@ -179,7 +210,7 @@ class Study:
 
     def sessions(self) -> list[dict[str, Any]]:
         """Each time the study was run or resumed: {started, ended, slots, training_share, elapsed_s, end}."""
-        notes = self.optuna_study.user_attrs
+        notes = self._record.user_attrs
         keys = sorted((key for key in notes if key.startswith("session:")), key=lambda key: int(key.split(":")[1]))
         return [notes[key] for key in keys]
 
@@ -198,7 +229,7 @@ class Study:
             elapsed = elapsed - sessions[-1]["elapsed_s"] + time.time() - sessions[-1]["started"]
         return float(elapsed)
 
-    def _record(self, trial: FrozenTrial, notes: Mapping[str, Any]) -> TrialRecord:
+    def _trial_record(self, trial: Any, notes: Mapping[str, Any]) -> TrialRecord:
         record = TrialRecord.from_optuna(trial, self.spec.objective)
         checkpoint = None if record.checkpoint is None else self.dir.absolute() / record.checkpoint
         return replace(
@@ -252,7 +283,7 @@ class Study:
 
     def note_mlflow_run(self, number: int, run_id: str) -> None:
         """Record a trial's run in MLflow, which may become known only after the trial has ended."""
-        if self.optuna_study.user_attrs.get(f"mlflow_run_id:{number}") != run_id:
+        if self._record.user_attrs.get(f"mlflow_run_id:{number}") != run_id:
             self.note_study(f"mlflow_run_id:{number}", run_id)
 
     def note_study(self, key: str, value: Any) -> None:
@@ -287,52 +318,9 @@ class Study:
         return self.frozen_trials()[number]
 
 
-def _create_optuna_study(spec: StudySpec, storage: optuna.storages.BaseStorage) -> None:
-    import optuna
-
-    direction: Literal["minimize", "maximize"] = "minimize" if spec.objective.mode == "min" else "maximize"
-    with _quiet_optuna():
-        try:
-            optuna.create_study(study_name=spec.study, storage=storage, direction=direction)
-        except optuna.exceptions.DuplicatedStudyError:
-            raise StudyExistsError(
-                f"the database {spec.search.storage} holds a study {spec.study!r} already",
-                f"Choose another name: --name {spec.study}-2",
-            ) from None
-
-
-def _load_optuna_study(spec: StudySpec, directory: Path, *, writable: bool) -> optuna.Study:
-    import optuna
-
-    storage = open_storage(directory, spec.search.storage, writable=writable)
-    try:
-        # The sampler is set by whoever proposes; the default one would only cost time here.
-        return optuna.load_study(study_name=spec.study, storage=storage, sampler=optuna.samplers.RandomSampler())
-    except KeyError:
-        raise StudyDamagedError(
-            f"{directory}: the record holds no study named {spec.study!r}",
-            "The record belongs to another study, or its first line was lost; put it back from a copy.",
-        ) from None
-
-
 def _write_draft(draft: Path, spec: StudySpec, source_text: str) -> None:
     draft.mkdir(parents=True)
     (draft / SOURCE).write_text(source_text, encoding="utf-8")
     write_spec(draft / SPEC, spec)
     if spec.search.storage is None:
-        _create_optuna_study(spec, create_journal(draft))
-
-
-class _quiet_optuna:
-    """Optuna tells every new study on stderr; the progress display is ours."""
-
-    def __enter__(self) -> None:
-        import optuna
-
-        self._level = optuna.logging.get_verbosity()
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-    def __exit__(self, *_: object) -> None:
-        import optuna
-
-        optuna.logging.set_verbosity(self._level)
+        create_study(spec, create_journal(draft))

@@ -25,7 +25,7 @@ STATE_STYLES = {
     "stopped": "yellow",
     "damaged": "red",
 }
-_CELL_PADDING = 2
+_CELL_PADDING, _NAME_CHARS = 2, 28
 
 
 def state(name: str) -> Text:
@@ -47,10 +47,10 @@ def new_table(*columns: str, right: Iterable[str] = ()) -> Table:
 def facts(pairs: Mapping[str, Any]) -> Table:
     """Names on the left, what they are on the right."""
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", overflow="ellipsis", max_width=28)
+    table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in pairs.items():
-        table.add_row(Text(name), value if isinstance(value, Text) else Text(str(value)))
+        table.add_row(Text(text.shorten(name, _NAME_CHARS)), value if isinstance(value, Text) else Text(str(value)))
     return table
 
 

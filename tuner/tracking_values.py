@@ -118,7 +118,7 @@ def flat_summary(summary: Mapping[str, Any], metric: str) -> tuple[dict[str, flo
     best = summary.get("best") or {}
     numbers = {f"trials_{state.lower()}": count for state, count in counts.items()}
     numbers |= {key: value for key, value in summary.items() if _number(value) is not None}
-    numbers |= {f"best_{metric}": best.get("value")}
+    numbers |= {f"best_{metric}": best.get("value"), "hours": (_number(summary.get("elapsed_s")) or 0.0) / 3600}
     texts: dict[str, Any] = {key: value for key, value in summary.items() if isinstance(value, str)}
     texts |= {"best_trial": best.get("number"), "best_checkpoint": best.get("checkpoint")}
     texts |= {f"best.{key}": value for key, value in (best.get("params") or {}).items()}

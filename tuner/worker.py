@@ -22,9 +22,24 @@ from trainables.checkpoint_dir import clean, is_complete, newest_complete, step_
 from trainables.config import TrainConfig
 from trainables.errors import CheckpointError, Diverged
 from trainables.finetune import Report, Warm, Worker, finetune
+from trainables.progress import heard_by
 from trainables.saver import CheckpointSaver
 from tuner.best_report import BestReport
-from tuner.channel import Address, Assignment, Ended, Go, Quit, Reported, Saved, Start, Stop, Warned, connect, hello
+from tuner.channel import (
+    Address,
+    Assignment,
+    Ended,
+    Go,
+    Preparing,
+    Quit,
+    Reported,
+    Saved,
+    Start,
+    Stop,
+    Warned,
+    connect,
+    hello,
+)
 from tuner.failures import cause_of
 from tuner.recent_reports import RecentReports, unrecorded
 from tuner.trial_log import trial_log
@@ -127,7 +142,7 @@ def run_trial(
     assignment: Assignment, service: Service, worker: Worker, line: Line, warm: Warm, saver: CheckpointSaver
 ) -> Ended:
     """Run one trial until it completes, is stopped, or fails."""
-    with trial_log(assignment, worker.rank):
+    with trial_log(assignment, worker.rank), heard_by(lambda text: line.send(Preparing(assignment.number, text))):
         try:
             completed = _Trial(assignment, service, worker, line, saver).run(warm)
             return Ended(assignment.number, "completed" if completed else "stopped")
