@@ -255,7 +255,10 @@ def _states(states: Sequence[Mapping[str, Any]], form: Format, *, as_list: bool)
 
 
 def _table(table: RenderableType) -> None:
-    screen().print(table)
+    if isinstance(table, str):
+        result(table)
+    else:
+        screen().print(table)
 
 
 def _data(rows: Any, keys: Sequence[str], form: Format) -> None:
