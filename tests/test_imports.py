@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import REPOSITORY, Tune
 
-HEAVY = {"ray", "torch", "transformers", "datasets", "mlflow", "optuna", "pandas", "matplotlib"}
+HEAVY = {"ray", "torch", "transformers", "datasets", "mlflow", "optuna", "pandas", "matplotlib", "plotly"}
 # A module may import modules of the layers below its own. Modules that are not listed only must not form a cycle.
 LAYERS = [
     {"errors", "text", "formats"},
@@ -93,7 +93,9 @@ def heavy_imports(stderr: str) -> set[str]:
     return {module.split(".")[0] for module in modules} & HEAVY
 
 
-@pytest.mark.parametrize("verb", [[], ["run"], ["resume"], ["validate"], ["list"], ["status"], ["trials"], ["best"]])
+@pytest.mark.parametrize(
+    "verb", [[], ["run"], ["resume"], ["validate"], ["list"], ["status"], ["trials"], ["best"], ["report"]]
+)
 def test_help_imports_nothing_heavy_and_shows_an_example(tune: Tune, verb: list[str]) -> None:
     done = tune(*verb, "--help", interpreter="-X importtime")
     assert done.returncode == 0

@@ -177,6 +177,25 @@ def ui(
     return 0
 
 
+@app.command(epilog="Example:  tune report qwen_lr --open")
+def report(
+    study: StudyArgument,
+    show: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    root: RootOption = ROOT,
+) -> int:
+    """Write report.html into the study's folder, and print its path.
+
+    One page with plots, what they say in words, the cost and all trials; it needs no network.
+    """
+    from tuner.report import write_report
+
+    path = write_report(open_study(study, root))
+    output.result(str(path))
+    if show:
+        typer.launch(str(path.absolute()))
+    return 0
+
+
 def _status_or_damage(root: Path, name: str) -> dict[str, Any]:
     """One damaged study must not hide the others."""
     try:

@@ -1,0 +1,334 @@
+"""What a study's trials say, in words, each with the figure it rests on. Pure functions of the record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from tuner import text
+from tuner.edges import Edge, IsLegal, find_edges
+from tuner.inference import Effect, group_effect, pooled_deviation, ranks, separation, spearman
+from tuner.parameters import Categorical, Parameter
+from tuner.plan import rungs
+from tuner.record import TrialRecord, ranked
+
+if TYPE_CHECKING:
+    from tuner.spec import Objective, StudySpec
+
+GOOD, NOTE, WARN = "good", "note", "warn"
+# What the figure of a verdict is.
+UNITS = {
+    "gain": "gain over default",
+    "edge": "on the edge",
+    "effect": "of the ranks",
+    "rungs": "rank agreement",
+    "diverged": "diverged",
+    "noise": "between the best",
+}
+# Fewer values than these say nothing.
+MIN_FOR_EFFECT, MIN_FOR_RANKS, MIN_IN_GROUP = 20, 8, 3
+NUM_BINS, NUM_LEADERS, ALIKE = 4, 5, 8
+# p above which a parameter counts as without effect, and below which as one that matters.
+P_NO_EFFECT, P_EFFECT = 0.2, 0.01
+AGREES, DISAGREES = 0.6, 0.3
+MANY_DIVERGED, SEPARATES = 0.1, 0.9
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One statement about a study.
+
+    Attributes:
+        about: gain, confirmed, edge, effect, rungs, diverged or noise.
+        tone: good, note or warn.
+        figure: The number it rests on, as text.
+        text: The statement.
+    """
+
+    about: str
+    tone: str
+    figure: str
+    text: str
+
+
+def all_verdicts(
+    spec: StudySpec, records: Sequence[TrialRecord], default: int | None, repeats: Sequence[Sequence[float]] = ()
+) -> list[Verdict]:
+    """Everything that can be said of a study.
+
+    Args:
+        spec: The study.
+        records: Its trials.
+        default: Number of the default trial.
+        repeats: Values of one configuration under several seeds, a sequence for each that was confirmed.
+    """
+    leaders = ranked(records, spec.objective)
+    found = [
+        *edges(spec.search_space.parameters, leaders, legal_in(spec)),
+        *noise(leaders, spec, repeats or seed_repeats(records)),
+        *diverged(records, spec.search_space.parameters),
+        *rung_agreement(records, levels(spec), spec.max_t),
+        *effects(records, spec.search_space.parameters, levels(spec), spec.max_t),
+    ]
+    # What calls for doing something comes before what does not.
+    return [*gain(leaders, records, default, spec.objective), *sorted(found, key=lambda verdict: verdict.tone != WARN)]
+
+
+def brief(spec: StudySpec, records: Sequence[TrialRecord]) -> list[Verdict]:
+    """What is worth a line after a search: cheap, and only what calls for doing something."""
+    leaders = ranked(records, spec.objective)
+    parameters = spec.search_space.parameters
+    found = [*edges(parameters, leaders, legal_in(spec)), *diverged(records, parameters)]
+    return [verdict for verdict in found if verdict.tone == WARN]
+
+
+def levels(spec: StudySpec) -> list[int]:
+    """Steps at which trials are stopped; the grace period where there are no rungs; none without early stopping."""
+    scheduler = spec.scheduler
+    if scheduler.type == "none":
+        return []
+    if scheduler.type == "median":
+        return [scheduler.grace_period or 1]
+    return rungs(scheduler.grace_period or 1, spec.max_t, scheduler.reduction_factor)
+
+
+def legal_in(spec: StudySpec) -> IsLegal:
+    """Whether the study's loop takes a value for a parameter; a loop of the user's own is believed to take any."""
+
+    def is_legal(name: str, value: Any) -> bool:
+        if spec.is_custom:
+            return True
+        try:
+            spec.train_config({name: value})
+        except ValueError:
+            return False
+        return True
+
+    return is_legal
+
+
+def gain(
+    leaders: Sequence[TrialRecord], records: Sequence[TrialRecord], default: int | None, objective: Objective
+) -> list[Verdict]:
+    """The best trial against the default one, at equal length only."""
+    base = next((record for record in records if record.number == default), None)
+    if not leaders or base is None or base.value is None:
+        return []
+    best = leaders[0]
+    value, against = text.measured(best.value), text.measured(base.value)
+    if best.number == base.number:
+        words = f"Nothing that was tried is better than the default trial, {objective.metric} {against}."
+        return [Verdict("gain", NOTE, "0 %", words)]
+    if base.step != best.step:
+        words = f"The default trial ended at step {base.step}, trial {best.number} at step {best.step}: not comparable."
+        return [Verdict("gain", NOTE, text.MISSING, words)]
+    amount = _better_by(best.value or 0.0, base.value, objective)
+    words = f"Trial {best.number} has {objective.metric} {value}, the default trial {against}, both at step {best.step}"
+    return [Verdict("gain", GOOD if amount > 0 else NOTE, _share(amount, base.value), f"{words}.")]
+
+
+def edges(parameters: Mapping[str, Parameter], leaders: Sequence[TrialRecord], is_legal: IsLegal) -> list[Verdict]:
+    """Parameters whose best value lies at an end of their range."""
+    found = find_edges(parameters, [record.params for record in leaders[:NUM_LEADERS]], is_legal)
+    return [Verdict("edge", WARN, text.number(edge.value), _edge_words(edge, parameters[edge.name])) for edge in found]
+
+
+def _edge_words(edge: Edge, parameter: Parameter) -> str:
+    assert not isinstance(parameter, Categorical)
+    bounds = f"{text.number(parameter.low)} to {text.number(parameter.high)}"
+    near, looked_at = edge.companions
+    others = f", as in {near} of the {looked_at} best trials" if looked_at > 1 else ""
+    beyond = "above" if edge.side == "upper" else "below"
+    ahead = f"try {text.number(edge.low)} to {text.number(edge.high)} next"
+    return (
+        f"{edge.name} of the best trial lies on the {edge.side} edge of its range ({bounds}){others}: "
+        f"the optimum may be {beyond} it; {ahead}."
+    )
+
+
+def diverged(records: Sequence[TrialRecord], parameters: Mapping[str, Parameter]) -> list[Verdict]:
+    """The share of trials whose loss was not finite, and the parameter that tells them from the others, if one does."""
+    ended = [record for record in records if record.state != "RUNNING"]
+    lost = [record for record in ended if (record.reason or "").startswith("diverged")]
+    if not lost:
+        return []
+    share = len(lost) / len(ended)
+    words = f"{len(lost)} of {text.plural(len(ended), 'trial')} diverged{_where(lost, ended, parameters)}."
+    return [Verdict("diverged", WARN if share > MANY_DIVERGED else NOTE, text.percent(share), words)]
+
+
+def _where(lost: Sequence[TrialRecord], ended: Sequence[TrialRecord], parameters: Mapping[str, Parameter]) -> str:
+    others = [record for record in ended if record not in lost]
+    found = []
+    for name, parameter in parameters.items():
+        if isinstance(parameter, Categorical):
+            continue
+        sides = [[record.params[name] for record in side if name in record.params] for side in (others, lost)]
+        if (share := separation(*sides)) is not None:
+            found.append((abs(share - 0.5), share > 0.5, name, sides[1]))
+    if len(lost) < MIN_IN_GROUP or not found or max(found)[0] < SEPARATES - 0.5:
+        return ""
+    _, is_high, name, values = max(found)
+    bound = f">= {text.number(min(values))}" if is_high else f"<= {text.number(max(values))}"
+    return f", all of them with {name} {bound}; {'lower' if is_high else 'raise'} that end of its range"
+
+
+def rung_agreement(records: Sequence[TrialRecord], steps: Sequence[int], max_t: int) -> list[Verdict]:
+    """How well the ranks at each rung foretell the final ones, over the trials that reached both."""
+    found = []
+    for step in steps:
+        pairs = [(at_step(record, step), at_step(record, max_t)) for record in records if record.state == "COMPLETE"]
+        both = [(early, late) for early, late in pairs if early is not None and late is not None]
+        rho = spearman([early for early, _ in both], [late for _, late in both])
+        is_selected = any(record.state == "PRUNED" for record in records)
+        found.append(_agreement(step, max_t, rho, len(both), is_selected))
+    return found
+
+
+def _agreement(step: int, max_t: int, rho: float | None, n: int, is_selected: bool) -> Verdict:
+    if rho is None or n < MIN_FOR_RANKS:
+        reached = f"only {text.plural(n, 'trial')} reached both" if n else "no trial reached both"
+        words = f"Whether ranks at step {step} foretell those at step {max_t} cannot be said: {reached}."
+        return Verdict("rungs", NOTE, f"n = {n}", words)
+    tone = GOOD if rho >= AGREES else NOTE if rho >= DISAGREES else WARN
+    how = {GOOD: "agree well with", NOTE: "agree in part with", WARN: "hardly agree with"}[tone]
+    advice = "; a later first rung (scheduler.grace_period) would judge better" if tone == WARN else ""
+    survivors = " (the survivors: over all trials it would be higher)" if is_selected else ""
+    words = (
+        f"Ranks at step {step} {how} those at step {max_t}: Spearman {rho:.2f} over the {n} trials that reached "
+        f"both{survivors}{advice}."
+    )
+    return Verdict("rungs", tone, f"{rho:.2f}", words)
+
+
+def effects(
+    records: Sequence[TrialRecord], parameters: Mapping[str, Parameter], steps: Sequence[int], max_t: int
+) -> list[Verdict]:
+    """The parameter that matters most, and those that show no effect, neither early nor at full length."""
+    at = list(dict.fromkeys([*steps[:1], max_t]))
+    losses = {step: {r.number: loss for r in records if (loss := at_step(r, step)) is not None} for step in at}
+    searched = {name: parameter for name, parameter in parameters.items() if not parameter.is_constant}
+    found = [
+        (effect, name, step)
+        for name, parameter in searched.items()
+        for step in at
+        if (effect := _effect(records, name, parameter, losses[step])) is not None and effect.p < P_EFFECT
+    ]
+    if not found:
+        return [v for name, p in searched.items() if (v := _no_effect(records, name, p, losses, "")) is not None]
+    effect, strongest, step = max(found, key=lambda item: item[0].share)
+    words = f"{strongest} matters most: it explains {text.percent(effect.share)} of the spread of ranks at step {step}"
+    # What the strongest one does would drown the others.
+    rest = {step: among_like(records, strongest, by_number) for step, by_number in losses.items()}
+    like = f" among trials of like {strongest}"
+    others = [_no_effect(records, name, p, rest, like) for name, p in searched.items() if name != strongest]
+    return [
+        Verdict("effect", GOOD, text.percent(effect.share), f"{words} ({effect.n} trials)."),
+        *(verdict for verdict in others if verdict is not None),
+    ]
+
+
+def _no_effect(
+    records: Sequence[TrialRecord],
+    name: str,
+    parameter: Parameter,
+    losses: Mapping[int, Mapping[int, float]],
+    among: str,
+) -> Verdict | None:
+    tried = {step: _effect(records, name, parameter, by_number) for step, by_number in losses.items()}
+    known = {step: effect for step, effect in tried.items() if effect is not None}
+    if not known or any(effect.p < P_NO_EFFECT for effect in known.values()):
+        return None
+    seen = " and ".join(f"step {step} ({effect.n} trials, p = {effect.p:.2f})" for step, effect in known.items())
+    least = min(effect.limit for effect in known.values())
+    words = (
+        f"{name} shows no effect at {seen}{among}; one of less than {text.percent(least, 1)} of the spread would not "
+        f"be seen. As a constant it would leave more trials for the others."
+    )
+    return Verdict("effect", NOTE, text.percent(max(effect.share for effect in known.values()), 1), words)
+
+
+def _effect(
+    records: Sequence[TrialRecord], name: str, parameter: Parameter, losses: Mapping[int, float]
+) -> Effect | None:
+    known = [(r.params[name], losses[r.number]) for r in records if name in r.params and r.number in losses]
+    groups = [group for group in grouped(known, parameter) if len(group) >= MIN_IN_GROUP]
+    return group_effect(groups) if sum(map(len, groups)) >= MIN_FOR_EFFECT else None
+
+
+def among_like(records: Sequence[TrialRecord], name: str, losses: Mapping[int, float]) -> dict[int, float]:
+    """By trial, how its rank differs from the mean rank of the trials with about the same value of `name`."""
+    having = [record for record in records if record.number in losses and name in record.params]
+    having.sort(key=lambda record: (str(type(record.params[name])), record.params[name]))
+    ranked_ = ranks([losses[record.number] for record in having])
+    found: dict[int, float] = {}
+    for start in range(0, len(having), ALIKE):
+        mean = fmean(ranked_[start : start + ALIKE])
+        found |= {
+            r.number: rank - mean for r, rank in zip(having[start:], ranked_[start : start + ALIKE], strict=False)
+        }
+    return found
+
+
+def grouped(pairs: Sequence[tuple[Any, float]], parameter: Parameter) -> list[list[float]]:
+    """Losses by value where there are few values, else by quarters of the values in order."""
+    by_value: dict[Any, list[float]] = {}
+    for value, loss in pairs:
+        by_value.setdefault(value, []).append(loss)
+    if isinstance(parameter, Categorical) or len(by_value) <= NUM_BINS:
+        return list(by_value.values())
+    ordered = [loss for value in sorted(by_value) for loss in by_value[value]]
+    bounds = [round(len(ordered) * part / NUM_BINS) for part in range(NUM_BINS + 1)]
+    return [ordered[start:end] for start, end in pairwise(bounds)]
+
+
+def noise(leaders: Sequence[TrialRecord], spec: StudySpec, repeats: Sequence[Sequence[float]]) -> list[Verdict]:
+    """Whether the two best trials are apart beyond what another seed would change."""
+    if len(leaders) < 2:
+        return []
+    first, second = leaders[:2]
+    gap = abs((first.value or 0.0) - (second.value or 0.0))
+    apart = f"Trials {first.number} and {second.number}, the two best, are {text.measured(gap)} apart"
+    estimate = pooled_deviation(repeats)
+    if estimate is None:
+        words = f"{apart}. How much of that is noise is not known: no configuration was run with more than one seed"
+        return [Verdict("noise", NOTE, text.measured(gap), f"{words}. To know: tune confirm {spec.study} --top 3")]
+    deviation, freedom = estimate
+    # Two values that differ by noise alone are farther apart than this in one of twenty cases.
+    from scipy.special import stdtrit
+
+    limit = float(stdtrit(freedom, 0.975)) * math.sqrt(2) * deviation
+    source = f"seeds alone move a value by {text.measured(deviation)} (standard deviation within a configuration, "
+    source += f"{len(repeats)} repeated, {text.plural(freedom, 'degree')} of freedom)"
+    verdict = "beyond that noise" if gap > limit else f"within that noise, which reaches {text.measured(limit)}"
+    return [Verdict("noise", GOOD if gap > limit else WARN, text.measured(gap), f"{apart}, {verdict}: {source}.")]
+
+
+def seed_repeats(records: Iterable[TrialRecord]) -> list[list[float]]:
+    """Values of complete trials that differ in their seed alone, where the seed is searched."""
+    found: dict[str, list[float]] = {}
+    for record in records:
+        if "seed" in record.params and record.state == "COMPLETE" and record.value is not None:
+            rest = {name: value for name, value in record.params.items() if name != "seed"}
+            found.setdefault(repr(sorted(rest.items())), []).append(record.value)
+    return [values for values in found.values() if len(values) > 1]
+
+
+def at_step(record: TrialRecord, step: int) -> float | None:
+    """The first report from `step` on, infinite where it diverged there; None where the trial did not get there."""
+    for at, value in record.reports.items():
+        if at >= step:
+            return value if math.isfinite(value) else math.inf
+    return None
+
+
+def _better_by(value: float, base: float, objective: Objective) -> float:
+    return (base - value) if objective.mode == "min" else (value - base)
+
+
+def _share(amount: float, base: float) -> str:
+    return text.percent(amount / abs(base), 1) if base else text.measured(amount)
