@@ -21,6 +21,7 @@ from tuner.verdicts import at_step
 
 ACCENT, MUTED, FAINT, BAD, GOOD, INK = "$accent", "$muted", "$faint", "$bad", "$good", "$ink"
 STATE_COLOURS = {"COMPLETE": ACCENT, "PRUNED": MUTED, "FAILED": BAD, "RUNNING": GOOD}
+SERIES = (ACCENT, "$warn", GOOD, BAD, MUTED, INK)
 SHADES = ("$shade0", "$shade1", "$shade2", "$shade3")
 MAX_CURVES, MAX_POINTS, MAX_LINES, MAX_BARS = 120, 1500, 240, 1500
 GAP = [None]
@@ -262,6 +263,31 @@ def survivors(found: Mapping[int, int], expected: Mapping[int, int]) -> Figure:
     ]
     layout = {"barmode": "group", "yaxis": {"title": {"text": "trials"}}}
     return Figure("survivors", "Trials that reached each rung", data, layout, height=260)
+
+
+def progress(curves: Mapping[str, Sequence[tuple[int, int, float]]], metric: str, by: str) -> Figure:
+    """The best value so far of several studies.
+
+    Args:
+        curves: (trials, optimizer steps, value) of each study.
+        metric: What the value is.
+        by: "trials" or "steps": what the budget is counted in.
+    """
+    which = ("trials", "steps").index(by)
+    data = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": _short(name),
+            "x": [point[which] for point in curve],
+            "y": [point[2] for point in curve],
+            "line": {"shape": "hv", "width": 2, "color": SERIES[index % len(SERIES)]},
+        }
+        for index, (name, curve) in enumerate(curves.items())
+    ]
+    words = {"trials": "ended trials", "steps": "optimizer steps of all trials"}[by]
+    layout = {"xaxis": {"title": {"text": words}}, "yaxis": {"title": {"text": _short(metric)}}}
+    return Figure(f"progress-{by}", f"Best so far by {by}", data, layout)
 
 
 # -- traces -----------------------------------------------------------------------------------------------------

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
+from rich.text import Text
 
-from tuner import outcomes, tables, text
+from tuner import compare, outcomes, tables, text
 from tuner.formats import Format, to_csv, to_json
 
 if TYPE_CHECKING:
+    from tuner.compare import Compared
     from tuner.errors import TuneError
     from tuner.plan import Plan
     from tuner.record import TrialRecord
@@ -211,6 +213,20 @@ def studies(states: Sequence[Mapping[str, Any]], form: Format) -> None:
         facts = status_facts(state)
         table.add_row(*(facts[column.header.plain] for column in table.columns))  # type: ignore[union-attr]
     _table(table)
+
+
+def comparison(studies: Sequence[Compared], form: Format) -> None:
+    """Studies side by side."""
+    rows = compare.rows(studies)
+    if form is not Format.TABLE:
+        _data(rows, compare.COMPARED_KEYS, form)
+        return
+    table = tables.new_table("", *(study.name for study in studies))
+    for name, words in compare.side_by_side(studies).items():
+        table.add_row(*map(Text, [name, *words]))
+    _table(table)
+    if unlike := compare.unlike(rows[0]["differences"]):
+        warning(f"these studies differ in {', '.join(unlike)}: their values are not of the same thing")
 
 
 def stopped(study: Study) -> None:
