@@ -94,7 +94,20 @@ def heavy_imports(stderr: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "verb", [[], ["run"], ["resume"], ["validate"], ["list"], ["status"], ["trials"], ["best"], ["report"], ["compare"]]
+    "verb",
+    [
+        [],
+        ["run"],
+        ["resume"],
+        ["validate"],
+        ["list"],
+        ["status"],
+        ["trials"],
+        ["best"],
+        ["report"],
+        ["compare"],
+        ["confirm"],
+    ],
 )
 def test_help_imports_nothing_heavy_and_shows_an_example(tune: Tune, verb: list[str]) -> None:
     done = tune(*verb, "--help", interpreter="-X importtime")

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tuner import text
 from tuner.lanes import assign_lanes
@@ -18,6 +18,9 @@ from tuner.parameters import Categorical, Parameter
 from tuner.record import TrialRecord
 from tuner.thinning import thinned
 from tuner.verdicts import at_step
+
+if TYPE_CHECKING:
+    from tuner.confirmation import Confirmation
 
 ACCENT, MUTED, FAINT, BAD, GOOD, INK = "$accent", "$muted", "$faint", "$bad", "$good", "$ink"
 STATE_COLOURS = {"COMPLETE": ACCENT, "PRUNED": MUTED, "FAILED": BAD, "RUNNING": GOOD}
@@ -265,6 +268,40 @@ def survivors(found: Mapping[int, int], expected: Mapping[int, int]) -> Figure:
     return Figure("survivors", "Trials that reached each rung", data, layout, height=260)
 
 
+def confirmed(found: Confirmation, metric: str) -> Figure:
+    """Each configuration's value under every seed, and the mean with its interval."""
+    names = [_short(arm.name) for arm in found.arms]
+    dots = [
+        (name, seed, value) for name, arm in zip(names, found.arms, strict=True) for seed, value in arm.values.items()
+    ]
+    means = [(name, arm.mean) for name, arm in zip(names, found.arms, strict=True) if arm.mean]
+    data = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "one seed",
+            "x": [value for _, _, value in dots],
+            "y": [name for name, _, _ in dots],
+            "text": [f"seed {seed}: {text.measured(value)}" for _, seed, value in dots],
+            "hoverinfo": "text",
+            "marker": {"color": MUTED, "size": 7},
+        },
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "mean and 95 % interval",
+            "x": [mean.mean for _, mean in means],
+            "y": [name for name, _ in means],
+            "error_x": {"type": "data", "array": [mean.half_width or 0.0 for _, mean in means], "color": ACCENT},
+            "marker": {"color": ACCENT, "size": 10, "symbol": "diamond"},
+            "hoverinfo": "x",
+        },
+    ]
+    axis = {"categoryorder": "array", "categoryarray": names[::-1]}
+    layout = {"xaxis": {"title": {"text": _short(metric)}}, "yaxis": axis, "legend": {"y": -0.35}}
+    return Figure("confirmed", "Confirmed with new seeds", data, layout, height=150 + 34 * len(names))
+
+
 def progress(curves: Mapping[str, Sequence[tuple[int, int, float]]], metric: str, by: str) -> Figure:
     """The best value so far of several studies.
 
@@ -286,7 +323,10 @@ def progress(curves: Mapping[str, Sequence[tuple[int, int, float]]], metric: str
         for index, (name, curve) in enumerate(curves.items())
     ]
     words = {"trials": "ended trials", "steps": "optimizer steps of all trials"}[by]
-    layout = {"xaxis": {"title": {"text": words}}, "yaxis": {"title": {"text": _short(metric)}}}
+    layout = {
+        "xaxis": {"title": {"text": words}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": _short(metric)}},
+    }
     return Figure(f"progress-{by}", f"Best so far by {by}", data, layout)
 
 

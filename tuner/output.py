@@ -13,10 +13,13 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from tuner import compare, outcomes, tables, text
+from tuner.confirmation import read_confirmation
 from tuner.formats import Format, to_csv, to_json
+from tuner.verdicts import brief
 
 if TYPE_CHECKING:
     from tuner.compare import Compared
+    from tuner.confirmation import Confirmation
     from tuner.errors import TuneError
     from tuner.plan import Plan
     from tuner.record import TrialRecord
@@ -117,6 +120,8 @@ def best(study: Study, records: Sequence[TrialRecord], form: Format, *, as_list:
         _table(_trial_table(study, records))
     else:
         _table(tables.facts(_best_facts(study, records[0])))
+        for verdict in brief(study.spec, study.trials()):
+            result(verdict.text)
 
 
 def _best_facts(study: Study, record: TrialRecord) -> dict[str, Any]:
@@ -126,6 +131,8 @@ def _best_facts(study: Study, record: TrialRecord) -> dict[str, Any]:
         study.spec.objective.metric: f"{text.measured(record.value)}{outcomes.against_default(study, record)}",
     }
     facts |= {f"  {name}": text.parameter(value, width=80) for name, value in record.params.items()}
+    if (found := read_confirmation(study)) is not None:
+        facts["confirmed"] = " ".join(outcomes.confirmed_words(study, found))
     place = outcomes.mlflow_place(study, record)
     run = " ".join(filter(None, [record.mlflow_run_id, place and f"({place})"]))
     return facts | {"checkpoint": record.checkpoint or text.MISSING, "mlflow run": run or text.MISSING}
@@ -242,6 +249,8 @@ def outcome(study: Study) -> None:
     if leaders:
         _table(_trial_table(study, leaders))
         result(f"\n{outcomes.gain(study, leaders[0])}")
+        for verdict in brief(study.spec, records):
+            result(verdict.text)
     status = study.status()
     how = f"{text.counts(status['counts'])} in {text.duration(status['elapsed_s'])}"
     note(f"\n{study.spec.study} {status['state']}: {how}")
@@ -249,9 +258,21 @@ def outcome(study: Study) -> None:
         note(line)
 
 
-def cut_off(study_dir: Path) -> None:
+def confirmed(study: Study, found: Confirmation) -> None:
+    """Each configuration under several seeds, and who wins."""
+    rows = outcomes.confirmed_rows(found)
+    table = tables.new_table(*outcomes.CONFIRMED_COLUMNS, right=outcomes.CONFIRMED_COLUMNS[1:4])
+    for row in rows:
+        table.add_row(*map(Text, row))
+    _table(table)
+    for line in outcomes.confirmed_words(study, found):
+        result(line)
+
+
+def cut_off(study_dir: Path, go_on: str = "") -> None:
     """The search was ended before it could say how far it got."""
-    resume = f"; go on with: {outcomes.command('resume', study_dir)}" if study_dir.is_dir() else ""
+    command = go_on or outcomes.command("resume", study_dir)
+    resume = f"; go on with: {command}" if study_dir.is_dir() else ""
     note(f"interrupted{resume}")
 
 

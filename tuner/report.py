@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner import figures, page, text
+from tuner.confirmation import Confirmation, read_confirmation
 from tuner.cost import Cost, reached, study_cost
 from tuner.environment import environments
 from tuner.figures import Figure
+from tuner.outcomes import CONFIRMED_COLUMNS, confirmed_rows, confirmed_words
 from tuner.page import Cell
 from tuner.plan import describe, make_plan
 from tuner.record import TrialRecord, ranked
@@ -51,11 +53,16 @@ def report_page(study: Study) -> str:
     shown = _figures(study, records, leaders, default, cost)
     slices = [figure for figure in shown if figure.name.startswith("slice-")]
     by_name = {figure.name: figure for figure in shown}
+    confirmed = read_confirmation(study)
+    repeats = confirmed.repeats if confirmed else ()
+    if confirmed:
+        shown.append(figures.confirmed(confirmed, spec.objective.metric))
     body = [
         f"<h1>{page.text(spec.study)}</h1>",
         page.sub(_subtitle(study, status)),
         page.tiles(_tiles(study, records, leaders, status, cost)),
-        page.section("What the trials say", _verdicts(all_verdicts(spec, records, default))),
+        page.section("What the trials say", _verdicts(all_verdicts(spec, records, default, repeats))),
+        *([page.section("Confirmed with new seeds", _confirmed(study, confirmed))] if confirmed else []),
         *([page.section("The best trial", _best_table(study, leaders[0], default))] if leaders else []),
         page.two(by_name["history"], by_name["curves"]),
         *[page.plot(by_name[name]) for name in ("parallel",) if name in by_name],
@@ -139,6 +146,16 @@ def _verdicts(verdicts: Sequence[Verdict]) -> str:
     if not verdicts:
         return page.facts({"": "Too few trials have ended to say anything."})
     return page.verdicts((v.tone, v.figure, UNITS.get(v.about, v.about), v.text) for v in verdicts)
+
+
+def _confirmed(study: Study, found: Confirmation) -> str:
+    rows = [
+        [Cell(name), *(Cell(figure, style="number") for figure in figures_), Cell(values, style="wrap")]
+        for name, *figures_, values in confirmed_rows(found)
+    ]
+    words = (page.sub(line) for line in confirmed_words(study, found))
+    plot = page.place(figures.confirmed(found, study.spec.objective.metric))
+    return "".join(words) + page.table(CONFIRMED_COLUMNS, rows, numbers=CONFIRMED_COLUMNS[1:4]) + plot
 
 
 def _best_table(study: Study, best: TrialRecord, default: int | None) -> str:

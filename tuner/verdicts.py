@@ -244,9 +244,9 @@ def _no_effect(
     if not known or any(effect.p < P_NO_EFFECT for effect in known.values()):
         return None
     seen = " and ".join(f"step {step} ({effect.n} trials, p = {effect.p:.2f})" for step, effect in known.items())
-    least = min(effect.limit for effect in known.values())
+    least = text.percent(max(0.001, min(effect.limit for effect in known.values())), 1)
     words = (
-        f"{name} shows no effect at {seen}{among}; one of less than {text.percent(least, 1)} of the spread would not "
+        f"{name} shows no effect at {seen}{among}; one of less than {least} of the spread would not "
         f"be seen. As a constant it would leave more trials for the others."
     )
     return Verdict("effect", NOTE, text.percent(max(effect.share for effect in known.values()), 1), words)
