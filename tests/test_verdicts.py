@@ -80,7 +80,8 @@ def test_a_single_value_has_no_interval() -> None:
         (LR, [0.099, 0.08, 0.09], ("upper", 0.0032, 3.2)),
         (LR, [1e-4, 2e-4, 1.1e-4], ("lower", 3.2e-6, 0.0032)),
         (LR, [0.099, 0.001, 0.002, 0.003], None),  # the other leaders are elsewhere
-        (LR, [0.01], None),
+        (LR, [0.01, 0.01], None),
+        (LR, [0.099], None),  # one trial may be chance
         (Float(low=0.0, high=0.3, step=0.1), [0.3, 0.3], ("upper", 0.1, 0.4)),
         (Float(low=0.0, high=0.3, step=0.1), [0.2, 0.3], None),
         (Int(low=1, high=64, log=True), [64, 60], ("upper", 8, 510)),
@@ -95,7 +96,7 @@ def test_an_edge_is_found_with_the_range_to_try_next(parameter: Any, values: lis
 
 
 def test_beyond_an_edge_lies_only_what_the_loop_takes() -> None:
-    space, leaders = {"p": Float(low=0.0, high=0.8)}, [{"p": 0.8}]
+    space, leaders = {"p": Float(low=0.0, high=0.8)}, [{"p": 0.8}, {"p": 0.79}]
     assert find_edges(space, leaders, lambda name, value: value <= 0.8) == []
     assert [edge.high for edge in find_edges(space, leaders, lambda name, value: value < 1.0)] == [0.88]
     assert next_range(Int(low=1, high=8, log=True), -0.5) == (1, 3)
@@ -183,7 +184,7 @@ def test_the_two_best_are_apart_only_beyond_the_noise_between_seeds(
 ) -> None:
     leaders = [trial(3, {9: 1.0}), trial(5, {9: 1.1})]
     (verdict,) = verdicts.noise(leaders, spec_of(), repeats)
-    assert (verdict.tone, verdict.figure, words in verdict.text) == (tone, "0.1000", True)
+    assert (verdict.tone, verdict.figure, words in verdict.text) == (tone, "0.1", True)
 
 
 def test_trials_that_differ_in_seed_alone_tell_of_the_noise() -> None:

@@ -43,7 +43,7 @@ class Edge:
 def find_edges(
     parameters: Mapping[str, Parameter], leaders: Sequence[Mapping[str, Any]], is_legal: IsLegal
 ) -> list[Edge]:
-    """Edges that the best trial and at least half of the other leaders lie on, and beyond which more is legal.
+    """Edges that the best trial and at least half of the leaders lie on, two at least, and beyond which more is legal.
 
     Args:
         parameters: The search space.
@@ -69,7 +69,8 @@ def _edge(name: str, parameter: Parameter, leaders: Sequence[Mapping[str, Any]],
     distances = [1 - place if is_upper else place for place in places]
     zone, companion_zone = _zones(parameter)
     near = sum(distance <= companion_zone for distance in distances)
-    if distances[0] > zone or 2 * near < len(places):
+    # One trial there may be chance; a conditional parameter has few leaders.
+    if distances[0] > zone or near < max(2, len(places) / 2):
         return None
     for reach in REACHES:
         low, high = next_range(parameter, reach if is_upper else -reach)

@@ -235,10 +235,12 @@ def timeline(records: Sequence[TrialRecord], now: str) -> Figure:
         "xaxis": {"type": "date", "title": {"text": "time (UTC)"}},
         "yaxis": {"title": {"text": "slot"}, "range": [count + 0.6, 0.4], "dtick": max(1, count // 8)},
     }
+    height = 160 + 22 * min(count, 16)
+    layout["legend"] = {"y": -70 / (height - 90)}  # below the date
     note = "The record does not name slots: trials are laid in the first lane that was free."
     if len(shown) < len(started):
         note += f" The newest {len(shown)} of {len(started)} trials."
-    return Figure("timeline", "Timeline of slots", data, layout, note, height=150 + 22 * min(count, 16))
+    return Figure("timeline", "Timeline of slots", data, layout, note, height)
 
 
 def spent(steps: Mapping[str, int], saved: int) -> Figure:

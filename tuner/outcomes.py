@@ -49,7 +49,7 @@ def confirmed_rows(found: Confirmation) -> list[list[str]]:
     rows = []
     for arm in found.arms:
         mean = text.measured(arm.mean.mean if arm.mean else None)
-        half = text.measured(arm.mean.half_width if arm.mean else None)
+        half = text.number(arm.mean.half_width if arm.mean else None)
         values = ", ".join(f"{text.measured(value)}" for value in arm.values.values())
         failed = f"; failed with {text.plural(len(arm.failed), 'seed')}" if arm.failed else ""
         rows.append([arm.name, mean, half, str(len(arm.values)), f"{values}{failed}"])
@@ -59,17 +59,12 @@ def confirmed_rows(found: Confirmation) -> list[list[str]]:
 def confirmed_words(study: Study, found: Confirmation) -> list[str]:
     """Who wins, and the gain over the default trial."""
     lines = [found.sentence(study.spec.objective.metric)]
-    if found.gain is not None and found.arms[0].mean is not None:
-        half = "" if found.gain.half_width is None else f" ± {text.measured(found.gain.half_width)}"
-        default = next(arm for arm in found.arms if arm.is_default)
-        share = (
-            ""
-            if not default.mean or not default.mean.mean
-            else (f", {text.percent(found.gain.mean / abs(default.mean.mean), 1)} of the default's mean")
-        )
-        lines.append(
-            f"Better than the default trial by {text.measured(found.gain.mean)}{half}{share} (n = {found.gain.n})."
-        )
+    default = next((arm for arm in found.arms if arm.is_default), None)
+    if found.gain is not None and default is not None and default.mean is not None:
+        amount = text.measured(found.gain.mean)
+        half = "" if found.gain.half_width is None else f" ± {text.number(found.gain.half_width)}"
+        share = f"{text.percent(found.gain.mean / abs(default.mean.mean), 1)}, " if default.mean.mean else ""
+        lines.append(f"It is better than the default trial by {amount}{half} ({share}n = {found.gain.n}).")
     return lines
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner import figures, page, text
 from tuner.confirmation import Confirmation, read_confirmation
-from tuner.cost import Cost, reached, study_cost
+from tuner.cost import SECONDS_PER_HOUR, Cost, reached, study_cost
 from tuner.environment import environments
 from tuner.figures import Figure
 from tuner.outcomes import CONFIRMED_COLUMNS, confirmed_rows, confirmed_words
@@ -138,7 +138,7 @@ def _tiles(
     found["of running, over all sittings"] = text.duration(status["elapsed_s"])
     found["of the slots' time in training"] = text.percent(status["training_share"])
     if cost.hours_saved is not None and cost.steps_saved:
-        found["slot time saved by early stops"] = text.duration(cost.hours_saved * 3600)
+        found["slot time saved by early stops"] = _time(cost.hours_saved)
     return found
 
 
@@ -182,16 +182,22 @@ def _slices_note(steps: Sequence[int]) -> str:
 
 def _cost_facts(cost: Cost) -> dict[str, str]:
     facts = {
-        "hours of running": f"{cost.hours:.2f}, {cost.slot_hours:.2f} slot hours",
+        "time of running": f"{_time(cost.hours)}, {_time(cost.slot_hours)} of all slots together",
         "steps run": f"{sum(cost.steps.values())}",
     }
     if cost.steps_saved:
         total = cost.steps_saved + sum(cost.steps.values())
         share = text.percent(cost.steps_saved / total)
         facts["steps saved by early stops"] = f"{cost.steps_saved}, {share} of what full trials would have run"
-        hours = "not known" if cost.hours_saved is None else f"{cost.hours_saved:.2f}, at the pace of the ended trials"
-        facts["slot hours saved"] = hours
+        saved = (
+            "not known" if cost.hours_saved is None else f"{_time(cost.hours_saved)}, at the pace of the ended trials"
+        )
+        facts["slot time saved"] = saved
     return facts
+
+
+def _time(hours: float) -> str:
+    return text.duration(hours * SECONDS_PER_HOUR)
 
 
 def _trials_table(

@@ -292,20 +292,20 @@ def noise(leaders: Sequence[TrialRecord], spec: StudySpec, repeats: Sequence[Seq
         return []
     first, second = leaders[:2]
     gap = abs((first.value or 0.0) - (second.value or 0.0))
-    apart = f"Trials {first.number} and {second.number}, the two best, are {text.measured(gap)} apart"
+    apart = f"Trials {first.number} and {second.number}, the two best, are {text.number(gap)} apart"
     estimate = pooled_deviation(repeats)
     if estimate is None:
         words = f"{apart}. How much of that is noise is not known: no configuration was run with more than one seed"
-        return [Verdict("noise", NOTE, text.measured(gap), f"{words}. To know: tune confirm {spec.study} --top 3")]
+        return [Verdict("noise", NOTE, text.number(gap), f"{words}. To know: tune confirm {spec.study} --top 3")]
     deviation, freedom = estimate
     # Two values that differ by noise alone are farther apart than this in one of twenty cases.
     from scipy.special import stdtrit
 
     limit = float(stdtrit(freedom, 0.975)) * math.sqrt(2) * deviation
-    source = f"seeds alone move a value by {text.measured(deviation)} (standard deviation within a configuration, "
+    source = f"seeds alone move a value by {text.number(deviation)} (standard deviation within a configuration, "
     source += f"{len(repeats)} repeated, {text.plural(freedom, 'degree')} of freedom)"
-    verdict = "beyond that noise" if gap > limit else f"within that noise, which reaches {text.measured(limit)}"
-    return [Verdict("noise", GOOD if gap > limit else WARN, text.measured(gap), f"{apart}, {verdict}: {source}.")]
+    verdict = "beyond that noise" if gap > limit else f"within that noise, which reaches {text.number(limit)}"
+    return [Verdict("noise", GOOD if gap > limit else WARN, text.number(gap), f"{apart}, {verdict}: {source}.")]
 
 
 def seed_repeats(records: Iterable[TrialRecord]) -> list[list[float]]:
