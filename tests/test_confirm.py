@@ -12,7 +12,7 @@ from tests.conftest import Tune
 from tests.studies import Recorder, study_spec
 from tuner import outcomes
 from tuner.confirm import confirm, confirm_spec, points
-from tuner.confirmation import FOLDER, Confirmation, confirm_outcome, read_confirmation
+from tuner.confirmation import ARM_KEYS, FOLDER, Confirmation, confirm_outcome, read_confirmation
 from tuner.errors import InputError
 from tuner.record import TrialRecord
 from tuner.report import report_page
@@ -61,6 +61,14 @@ def test_the_gain_is_the_mean_difference_seed_by_seed() -> None:
     assert gain is not None
     assert (gain.mean, gain.n) == (pytest.approx(1.0), 3)
     assert gain.half_width == pytest.approx(4.3027 * 0.2 / 3**0.5, rel=1e-4)
+
+
+def test_the_json_shape_is_stable() -> None:
+    shape = outcome({0: [4.0, 5.0], 3: [3.0, None]}).to_json()
+    assert list(shape) == ["winner", "ties", "gain", "pending", "arms"]
+    assert [tuple(arm) for arm in shape["arms"]] == [ARM_KEYS, ARM_KEYS]
+    assert (shape["winner"], shape["arms"][1]["values"], shape["arms"][1]["failed"]) == (0, {"1": 3.0}, [2])
+    assert shape["arms"][1]["half_width"] is None
 
 
 def test_the_words_say_tie_and_how_it_was_judged() -> None:

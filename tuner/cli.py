@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner import cli_reading, outcomes, output
-from tuner.cli_arguments import ROOT, RootOption, StudyArgument, open_study
+from tuner.cli_arguments import ROOT, FormatOption, RootOption, StudyArgument, open_study
 from tuner.errors import InputError, Problem, SpecError, TuneError
+from tuner.formats import Format
 
 if TYPE_CHECKING:
     from tuner.observer import Observer
@@ -112,6 +113,7 @@ def confirm(
     top: Annotated[int, typer.Option("--top", min=1, metavar="K", help="The K best trials.")] = 3,
     seeds: Annotated[int, typer.Option("--seeds", min=2, metavar="N", help="New seeds for each.")] = 3,
     root: RootOption = ROOT,
+    form: FormatOption = Format.TABLE,
     quiet: QuietOption = False,
 ) -> int:
     """Run the best trials and the default one again with new seeds, and name the winner.
@@ -124,7 +126,7 @@ def confirm(
     again = outcomes.command("confirm", opened.dir, "--top", str(top), "--seeds", str(seeds))
     with _progress(opened.dir, quiet, go_on=again) as observer:
         found, state = run_again(opened, top=top, seeds=seeds, observer=observer)
-    output.confirmed(opened, found)
+    output.confirmed(opened, found, form)
     if state == "interrupted":
         output.note(f"interrupted; go on with: {again}")
         return INTERRUPTED

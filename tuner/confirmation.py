@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tuner.study import Study
 
 FOLDER, SEED = "confirm", "seed"
+ARM_KEYS = ("trial", "is_default", "mean", "half_width", "n", "values", "failed")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,18 @@ class Arm:
         """How messages call it."""
         return f"trial {self.number}" + (" (default)" if self.is_default else "")
 
+    def to_json(self) -> dict[str, Any]:
+        """One entry of `tune confirm --format json`."""
+        return {
+            "trial": self.number,
+            "is_default": self.is_default,
+            "mean": self.mean and self.mean.mean,
+            "half_width": self.mean and self.mean.half_width,
+            "n": len(self.values),
+            "values": {str(seed): value for seed, value in self.values.items()},
+            "failed": list(self.failed),
+        }
+
 
 @dataclass(frozen=True)
 class Confirmation:
@@ -62,6 +75,17 @@ class Confirmation:
     def repeats(self) -> list[list[float]]:
         """The values of each arm."""
         return [list(arm.values.values()) for arm in self.arms]
+
+    def to_json(self) -> dict[str, Any]:
+        """The stable shape of `tune confirm --format json`; the gain is that of the first arm over the default one."""
+        gain = self.gain and {"mean": self.gain.mean, "half_width": self.gain.half_width, "n": self.gain.n}
+        return {
+            "winner": self.winner and self.winner.number,
+            "ties": [arm.number for arm in self.ties],
+            "gain": gain,
+            "pending": self.pending,
+            "arms": [arm.to_json() for arm in self.arms],
+        }
 
     def sentence(self, metric: str) -> str:
         """The outcome in words."""

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from tuner import compare, outcomes, tables, text
-from tuner.confirmation import read_confirmation
+from tuner.confirmation import ARM_KEYS, read_confirmation
 from tuner.formats import Format, to_csv, to_json
 from tuner.verdicts import brief
 
@@ -258,8 +258,12 @@ def outcome(study: Study) -> None:
         note(line)
 
 
-def confirmed(study: Study, found: Confirmation) -> None:
+def confirmed(study: Study, found: Confirmation, form: Format) -> None:
     """Each configuration under several seeds, and who wins."""
+    if form is not Format.TABLE:
+        shape = found.to_json()
+        _data(shape if form is Format.JSON else shape["arms"], ARM_KEYS, form)
+        return
     rows = outcomes.confirmed_rows(found)
     table = tables.new_table(*outcomes.CONFIRMED_COLUMNS, right=outcomes.CONFIRMED_COLUMNS[1:4])
     for row in rows:
