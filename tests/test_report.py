@@ -120,6 +120,12 @@ def test_the_report_is_written_in_the_studys_folder_by_a_verb(demo_study: Study,
     assert [path.name for path in demo_study.dir.glob("*report*")] == ["report.html"]
 
 
+def test_a_page_that_cannot_be_written_ends_in_one_line(demo_study: Study, tune: Tune) -> None:
+    done = tune("report", "demo", "--to", "missing/report.html")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 2)
+    assert done.stderr.startswith("missing/report.html cannot be written: No such file or directory")
+
+
 def test_a_study_without_an_ended_trial_has_a_report(tmp_path: Path, hostile_study: Study) -> None:
     empty = Study.create(hostile_study.spec.model_copy(update={"study": "empty"}), "", tmp_path)
     assert "Too few trials" in report_page(empty) or "cannot be said" in report_page(empty)

@@ -197,3 +197,16 @@ def test_a_study_with_nothing_in_it_has_no_verdicts() -> None:
         *verdicts.rung_agreement([], [1, 3], 9),
     ]
     assert verdicts.brief(spec_of(), []) == []
+
+
+def test_a_searched_seed_is_neither_on_an_edge_nor_without_effect() -> None:
+    space = {"x": {"type": "float", "low": 0.0, "high": 1.0}, "seed": {"type": "int", "low": 1, "high": 100}}
+    records = [trial(n, {1: n % 7 + 1.0, 9: n % 7 + 1.0}, x=0.99 - 0.001 * n, seed=100 - n) for n in range(40)]
+    said = verdicts.all_verdicts(spec_of(search_space=space), records, None)
+    assert not any("seed" in v.text.split()[0] for v in said)
+    assert [v.text.split()[0] for v in verdicts.brief(spec_of(search_space=space), records)] == ["x"]
+
+
+def test_a_diverged_trial_is_the_worst_whichever_way_is_better() -> None:
+    record = trial(0, {1: math.nan}, "FAILED")
+    assert (verdicts.at_step(record, 1), verdicts.at_step(record, 1, -math.inf)) == (math.inf, -math.inf)

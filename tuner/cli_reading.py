@@ -180,6 +180,7 @@ def ui(
 @app.command(epilog="Example:  tune report qwen_lr --open")
 def report(
     study: StudyArgument,
+    to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="Write it elsewhere.")] = None,
     show: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
     root: RootOption = ROOT,
 ) -> int:
@@ -189,7 +190,7 @@ def report(
     """
     from tuner.report import write_report
 
-    path = write_report(open_study(study, root))
+    path = write_report(open_study(study, root), to)
     output.result(str(path))
     if show:
         typer.launch(str(path.absolute()))

@@ -150,8 +150,7 @@ def write_comparison(studies: Sequence[Compared], to: Path) -> Path:
     ]
     parts = [f"<h1>{page.text(' · '.join(curves))}</h1>", *(page.plot(figure) for figure in shown)]
     parts.append(page.section("Side by side", page.table(["", *curves], rows)))
-    to.write_text(page.page("comparison", parts, shown), encoding="utf-8")
-    return to
+    return page.write(page.page("comparison", parts, shown), to)
 
 
 def facts(study: Compared) -> dict[str, str]:

@@ -344,6 +344,7 @@ def _points(
         "type": "scatter",
         "mode": "markers",
         "name": name,
+        "opacity": 1.0 if len(records) < 300 else 0.5,
         "x": [record.number for record in records],
         "y": [record.value for record in records],
         "marker": marker,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from tuner.errors import InputError
 from tuner.figures import Figure
 from tuner.formats import strict
 
@@ -61,6 +63,22 @@ def page(title: str, body: Iterable[str], figures: Sequence[Figure]) -> str:
     return "\n".join(parts)
 
 
+def write(html: str, path: Path) -> Path:
+    """Write a page whole, in the place of an older one.
+
+    Raises:
+        InputError: It cannot be written there.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(html, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise InputError(f"{path} cannot be written: {error.strerror}", "Choose another place: --to FILE") from error
+    return path
+
+
 def script_json(data: Any) -> str:
     """JSON that cannot end the script it stands in."""
     plain = json.dumps(strict(data), separators=(",", ":"), default=str)
@@ -103,7 +121,8 @@ def plot(figure: Figure) -> str:
 
 def place(figure: Figure) -> str:
     """Where a plot is drawn."""
-    return f'<div class="plot" id="plot-{escape(figure.name)}" style="min-height:{figure.height}px"></div>'
+    marks = f'role="img" aria-label="{escape(figure.title)}"'
+    return f'<div class="plot" id="plot-{escape(figure.name)}" {marks} style="min-height:{figure.height}px"></div>'
 
 
 def grid(figures: Iterable[Figure]) -> str:

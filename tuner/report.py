@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,14 +34,7 @@ def write_report(study: Study, to: Path | None = None) -> Path:
         study: The study; it may be running.
         to: The file; None: `report.html` in the study's folder.
     """
-    path = to or study.dir / REPORT
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(report_page(study), encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-    return path
+    return page.write(report_page(study), to or study.dir / REPORT)
 
 
 def report_page(study: Study) -> str:

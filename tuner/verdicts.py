@@ -66,13 +66,13 @@ def all_verdicts(
         default: Number of the default trial.
         repeats: Values of one configuration under several seeds, a sequence for each that was confirmed.
     """
-    leaders = ranked(records, spec.objective)
+    leaders, parameters = ranked(records, spec.objective), chosen(spec)
     found = [
-        *edges(spec.search_space.parameters, leaders, legal_in(spec)),
+        *edges(parameters, leaders, legal_in(spec)),
         *noise(leaders, spec, repeats or seed_repeats(records)),
-        *diverged(records, spec.search_space.parameters),
+        *diverged(records, parameters),
         *rung_agreement(records, levels(spec), spec.max_t),
-        *effects(records, spec.search_space.parameters, levels(spec), spec.max_t),
+        *effects(records, parameters, levels(spec), spec.max_t, spec.objective.mode),
     ]
     # What calls for doing something comes before what does not.
     return [*gain(leaders, records, default, spec.objective), *sorted(found, key=lambda verdict: verdict.tone != WARN)]
@@ -80,10 +80,14 @@ def all_verdicts(
 
 def brief(spec: StudySpec, records: Sequence[TrialRecord]) -> list[Verdict]:
     """What is worth a line after a search: cheap, and only what calls for doing something."""
-    leaders = ranked(records, spec.objective)
-    parameters = spec.search_space.parameters
+    leaders, parameters = ranked(records, spec.objective), chosen(spec)
     found = [*edges(parameters, leaders, legal_in(spec)), *diverged(records, parameters)]
     return [verdict for verdict in found if verdict.tone == WARN]
+
+
+def chosen(spec: StudySpec) -> dict[str, Parameter]:
+    """The parameters that one chooses: a searched seed is noise, of which there is no best value."""
+    return {name: parameter for name, parameter in spec.search_space.parameters.items() if name != "seed"}
 
 
 def levels(spec: StudySpec) -> list[int]:
@@ -127,7 +131,8 @@ def gain(
         words = f"The default trial ended at step {base.step}, trial {best.number} at step {best.step}: not comparable."
         return [Verdict("gain", NOTE, text.MISSING, words)]
     amount = _better_by(best.value or 0.0, base.value, objective)
-    words = f"Trial {best.number} has {objective.metric} {value}, the default trial {against}, both at step {best.step}"
+    words = f"Trial {best.number} has {objective.metric} {value}, the default trial {against}"
+    words = f"{words}, both at step {best.step}, one seed each"
     return [Verdict("gain", GOOD if amount > 0 else NOTE, _share(amount, base.value), f"{words}.")]
 
 
@@ -181,7 +186,7 @@ def rung_agreement(records: Sequence[TrialRecord], steps: Sequence[int], max_t: 
     """How well the ranks at each rung foretell the final ones, over the trials that reached both."""
     found = []
     for step in steps:
-        pairs = [(at_step(record, step), at_step(record, max_t)) for record in records if record.state == "COMPLETE"]
+        pairs = [(at_step(record, step), final(record)) for record in records if record.step > step]
         both = [(early, late) for early, late in pairs if early is not None and late is not None]
         rho = spearman([early for early, _ in both], [late for _, late in both])
         is_selected = any(record.state == "PRUNED" for record in records)
@@ -206,11 +211,19 @@ def _agreement(step: int, max_t: int, rho: float | None, n: int, is_selected: bo
 
 
 def effects(
-    records: Sequence[TrialRecord], parameters: Mapping[str, Parameter], steps: Sequence[int], max_t: int
+    records: Sequence[TrialRecord],
+    parameters: Mapping[str, Parameter],
+    steps: Sequence[int],
+    max_t: int,
+    mode: str = "min",
 ) -> list[Verdict]:
     """The parameter that matters most, and those that show no effect, neither early nor at full length."""
-    at = list(dict.fromkeys([*steps[:1], max_t]))
-    losses = {step: {r.number: loss for r in records if (loss := at_step(r, step)) is not None} for step in at}
+    worst = math.inf if mode == "min" else -math.inf
+    losses = {
+        step: {r.number: loss for r in records if (loss := at_step(r, step, worst)) is not None} for step in steps[:1]
+    }
+    losses[max_t] = {r.number: value for r in records if (value := final(r)) is not None}
+    at = list(losses)
     searched = {name: parameter for name, parameter in parameters.items() if not parameter.is_constant}
     found = [
         (effect, name, step)
@@ -318,12 +331,17 @@ def seed_repeats(records: Iterable[TrialRecord]) -> list[list[float]]:
     return [values for values in found.values() if len(values) > 1]
 
 
-def at_step(record: TrialRecord, step: int) -> float | None:
-    """The first report from `step` on, infinite where it diverged there; None where the trial did not get there."""
+def at_step(record: TrialRecord, step: int, worst: float = math.inf) -> float | None:
+    """The first report from `step` on, `worst` where it diverged there; None where the trial did not get there."""
     for at, value in record.reports.items():
         if at >= step:
-            return value if math.isfinite(value) else math.inf
+            return value if math.isfinite(value) else worst
     return None
+
+
+def final(record: TrialRecord) -> float | None:
+    """The value of a complete trial; a loop of the user's own may end before max_t."""
+    return record.value if record.state == "COMPLETE" else None
 
 
 def _better_by(value: float, base: float, objective: Objective) -> float:
