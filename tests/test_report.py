@@ -14,7 +14,7 @@ import pytest
 from tests import browser
 from tests.benchmarks.large_study import make_large_study
 from tests.conftest import Tune
-from tuner import figures, page
+from tuner import page
 from tuner.cost import study_cost
 from tuner.lanes import assign_lanes
 from tuner.report import MAX_ROWS, report_page, write_report
@@ -22,6 +22,7 @@ from tuner.sampling import Proposal, distribution
 from tuner.spec import make_spec
 from tuner.study import Study
 from tuner.thinning import thinned
+from tuner.traces import value_axis
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -168,7 +169,7 @@ def test_saved_steps_are_those_of_pruned_trials_alone(demo_study: Study) -> None
 
 
 def test_an_axis_is_not_flattened_by_a_few_values_far_off() -> None:
-    axis = figures._value_axis("loss", [*range(100), 1e9, None, math.inf], "min")
+    axis = value_axis("loss", [*range(100), 1e9, None, math.inf], "min")
     assert axis["range"][0] < 0 < axis["range"][1] < 1000
 
 

@@ -10,10 +10,12 @@ import pytest
 
 from tuner import inference, verdicts
 from tuner.edges import find_edges, next_range
+from tuner.effects import effects
 from tuner.parameters import Categorical, Float, Int
 from tuner.record import TrialRecord
 from tuner.sections import Objective
 from tuner.spec import StudySpec, make_spec
+from tuner.verdict import at_step
 
 LR = Float(low=1e-4, high=1e-1, log=True)
 MIN, MAX = Objective(), Objective(mode="max")
@@ -158,17 +160,17 @@ def test_a_parameter_that_matters_and_one_that_does_not_are_told_apart() -> None
         for n in range(64)
     ]
     space = {"x": Float(low=0.0, high=1.0), "kind": Categorical(choices=kinds)}
-    first, second = verdicts.effects(records, space, [1], 9)
+    first, second = effects(records, space, [1], 9)
     assert first.text.startswith("x matters most")
     assert second.text.startswith("kind shows no effect at step 1 (64 trials")
-    assert verdicts.effects(records[:10], space, [1], 9) == []
+    assert effects(records[:10], space, [1], 9) == []
 
 
 def test_an_effect_under_a_stronger_one_is_not_called_none() -> None:
     # kind moves the loss by a twentieth of what x does: invisible unless trials of like x are compared.
     records = [trial(n, {9: abs(n * 37 % 64 - 30) + 1.6 * (n % 2)}, x=n * 37 % 64 / 64, kind=n % 2) for n in range(64)]
     space = {"x": Float(low=0.0, high=1.0), "kind": Categorical(choices=(0, 1))}
-    assert [v.text.split()[0] for v in verdicts.effects(records, space, [], 9)] == ["x"]
+    assert [v.text.split()[0] for v in effects(records, space, [], 9)] == ["x"]
 
 
 @pytest.mark.parametrize(
@@ -209,4 +211,4 @@ def test_a_searched_seed_is_neither_on_an_edge_nor_without_effect() -> None:
 
 def test_a_diverged_trial_is_the_worst_whichever_way_is_better() -> None:
     record = trial(0, {1: math.nan}, "FAILED")
-    assert (verdicts.at_step(record, 1), verdicts.at_step(record, 1, -math.inf)) == (math.inf, -math.inf)
+    assert (at_step(record, 1), at_step(record, 1, -math.inf)) == (math.inf, -math.inf)

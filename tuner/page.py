@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import InputError
-from tuner.figures import Figure
 from tuner.formats import strict
+from tuner.traces import Figure
 
 _HERE = Path(__file__).parent
 # The browser itself sees to it that no request leaves.

@@ -12,14 +12,15 @@ from tuner import figures, page, text
 from tuner.confirmation import Confirmation, read_confirmation
 from tuner.cost import SECONDS_PER_HOUR, Cost, reached, study_cost
 from tuner.environment import environments
-from tuner.figures import Figure
 from tuner.outcomes import CONFIRMED_COLUMNS, confirmed_rows, confirmed_words
 from tuner.page import Cell
 from tuner.plan import describe, make_plan
 from tuner.record import TrialRecord, ranked
 from tuner.study_dir import REPORT
 from tuner.thinning import thinned
-from tuner.verdicts import UNITS, Verdict, all_verdicts, levels
+from tuner.traces import Figure
+from tuner.verdict import Verdict
+from tuner.verdicts import UNITS, all_verdicts, levels
 
 if TYPE_CHECKING:
     from tuner.study import Study
