@@ -59,8 +59,8 @@ def history(records: Sequence[TrialRecord], metric: str, mode: str) -> Figure:
     # Drawn as far as the last trial: the best one stays the best.
     steps = [(record.number, record.value) for record in best] + ([(len(records) - 1, best[-1].value)] if best else [])
     data = [
-        points("pruned (value when stopped)", pruned, MUTED, symbol="x-thin", size=5, metric=metric),
-        points("complete", shown, ACCENT, metric=metric),
+        points("pruned (value when stopped)", pruned, MUTED, symbol="x-thin", size=5),
+        points("complete", shown, ACCENT),
         {
             "type": "scatter",
             "mode": "lines",

@@ -38,7 +38,7 @@ class Figure:
 
 
 def points(
-    name: str, records: Sequence[TrialRecord], colour: str, *, metric: str, symbol: str = "circle", size: int = 6
+    name: str, records: Sequence[TrialRecord], colour: str, *, symbol: str = "circle", size: int = 6
 ) -> dict[str, Any]:
     """A marker a trial, by its number."""
     marker = {"color": colour, "size": size, "symbol": symbol, "line": {"color": colour, "width": 1}}
