@@ -16,6 +16,7 @@ from tests.benchmarks.large_study import make_large_study
 from tests.conftest import Tune
 from tuner import page
 from tuner.cost import study_cost
+from tuner.environment import environments, note_environment
 from tuner.lanes import assign_lanes
 from tuner.report import MAX_ROWS, report_page, write_report
 from tuner.sampling import Proposal, distribution
@@ -168,6 +169,16 @@ def test_saved_steps_are_those_of_pruned_trials_alone(demo_study: Study) -> None
     cost = study_cost(demo_study.trials(), demo_study.sessions(), 27)
     assert (cost.steps, cost.steps_saved) == ({"COMPLETE": 54, "PRUNED": 3, "FAILED": 0}, 24)
     assert cost.slot_hours == pytest.approx(2 * cost.hours)
+
+
+def test_each_sitting_adds_its_environment(tmp_path: Path) -> None:
+    note_environment(tmp_path, slots=2)
+    note_environment(tmp_path, slots=4)
+    assert [sitting["slots"] for sitting in environments(tmp_path)] == [2, 4]
+    assert {"python", "torch", "host", "command"} <= set(environments(tmp_path)[0])
+    (tmp_path / "environment.json").write_text("{", encoding="utf-8")
+    assert environments(tmp_path) == []
+    note_environment(tmp_path / "missing")
 
 
 def test_an_axis_is_not_flattened_by_a_few_values_far_off() -> None:
