@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from tuner import compare, outcomes, tables, text
-from tuner.confirmation import ARM_KEYS, read_confirmation
+from tuner import outcomes, tables, text
 from tuner.formats import Format, to_csv, to_json
-from tuner.verdicts import brief
 
 if TYPE_CHECKING:
     from tuner.compare import Compared
@@ -120,11 +118,12 @@ def best(study: Study, records: Sequence[TrialRecord], form: Format, *, as_list:
         _table(_trial_table(study, records))
     else:
         _table(tables.facts(_best_facts(study, records[0])))
-        for verdict in brief(study.spec, study.trials()):
-            result(verdict.text)
+        _remarks(study, study.trials())
 
 
 def _best_facts(study: Study, record: TrialRecord) -> dict[str, Any]:
+    from tuner.confirmation import read_confirmation
+
     facts = {
         "study": study.spec.study,
         "trial": f"{record.number}, {record.state} at step {record.step}",
@@ -224,6 +223,8 @@ def studies(states: Sequence[Mapping[str, Any]], form: Format) -> None:
 
 def comparison(studies: Sequence[Compared], form: Format) -> None:
     """Studies side by side."""
+    from tuner import compare
+
     rows = compare.rows(studies)
     if form is not Format.TABLE:
         _data(rows, compare.COMPARED_KEYS, form)
@@ -249,8 +250,7 @@ def outcome(study: Study) -> None:
     if leaders:
         _table(_trial_table(study, leaders))
         result(f"\n{outcomes.gain(study, leaders[0])}")
-        for verdict in brief(study.spec, records):
-            result(verdict.text)
+        _remarks(study, records)
     status = study.status()
     how = f"{text.counts(status['counts'])} in {text.duration(status['elapsed_s'])}"
     note(f"\n{study.spec.study} {status['state']}: {how}")
@@ -260,6 +260,8 @@ def outcome(study: Study) -> None:
 
 def confirmed(study: Study, found: Confirmation, form: Format) -> None:
     """Each configuration under several seeds, and who wins."""
+    from tuner.confirmation import ARM_KEYS
+
     if form is not Format.TABLE:
         shape = found.to_json()
         _data(shape if form is Format.JSON else shape["arms"], ARM_KEYS, form)
@@ -278,6 +280,13 @@ def cut_off(study_dir: Path, go_on: str = "") -> None:
     command = go_on or outcomes.command("resume", study_dir)
     resume = f"; go on with: {command}" if study_dir.is_dir() else ""
     note(f"interrupted{resume}")
+
+
+def _remarks(study: Study, records: Sequence[TrialRecord]) -> None:
+    from tuner.verdicts import brief
+
+    for verdict in brief(study.spec, records):
+        result(verdict.text)
 
 
 def _trial_table(study: Study, records: Sequence[TrialRecord]) -> RenderableType:
