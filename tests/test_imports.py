@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import REPOSITORY, Tune
 
-HEAVY = {"ray", "torch", "transformers", "datasets", "mlflow", "optuna", "pandas", "matplotlib"}
+HEAVY = {"ray", "torch", "transformers", "datasets", "mlflow", "optuna", "pandas", "matplotlib", "plotly"}
 # A module may import modules of the layers below its own. Modules that are not listed only must not form a cycle.
 LAYERS = [
     {"errors", "text", "formats"},
@@ -93,7 +93,7 @@ def heavy_imports(stderr: str) -> set[str]:
     return {module.split(".")[0] for module in modules} & HEAVY
 
 
-VERBS = ["run", "resume", "validate", "list", "status", "trials", "best", "export"]
+VERBS = ["run", "resume", "validate", "list", "status", "trials", "best", "export", "report", "compare", "confirm"]
 
 
 @pytest.mark.parametrize("verb", [[], *([verb] for verb in VERBS)])

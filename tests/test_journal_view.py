@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tuner.errors import StudyDamagedError
 from tuner.sampling import Proposal, distribution
 from tuner.spec import make_spec
 from tuner.study import Study
@@ -58,3 +59,12 @@ def test_a_view_takes_in_what_is_written_later(written: Study) -> None:
     written.report(3, 9, 0.5)
     written.finish(3, "COMPLETE")
     assert (seen.trial(3).state, seen.trial(3).value) == ("COMPLETE", 0.5)
+
+
+@pytest.mark.parametrize("damage", [b'{"op_code":7}{"op_code":7}', b'{"op_code":7}\n{"op', b"7", b""])
+def test_lines_that_only_together_are_json_are_damage(written: Study, damage: bytes) -> None:
+    path = written.dir / "optuna.journal"
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([*lines[:3], damage, *lines[3:]]) + b"\n")
+    with pytest.raises(StudyDamagedError, match=r"optuna\.journal:[45]"):
+        Study.open(written.dir.parent, "seen")

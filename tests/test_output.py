@@ -86,6 +86,14 @@ def test_long_names_are_cut_in_the_middle() -> None:
     assert text.shorten("short", 15) == "short"
 
 
+def test_a_very_long_table_is_plain_lines() -> None:
+    table = tables.trials([record(number) for number in range(1200)], metric="loss", width=40)
+    assert isinstance(table, str)
+    head, first, *rest = table.splitlines()
+    assert (head.split()[:3], len(rest)) == (["trial", "state", "loss"], 1199)
+    assert first.index("COMPLETE") == head.index("state")
+
+
 # -- JSON and CSV -----------------------------------------------------------------------------------------------
 
 

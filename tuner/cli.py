@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner import cli_reading, output
-from tuner.cli_arguments import ROOT, RootOption, StudyArgument, open_study
+from tuner import cli_reading, outcomes, output
+from tuner.cli_arguments import ROOT, FormatOption, RootOption, StudyArgument, open_study
 from tuner.errors import InputError, Problem, SpecError, TuneError
+from tuner.formats import Format
 
 if TYPE_CHECKING:
     from tuner.observer import Observer
@@ -106,6 +107,32 @@ def resume(
     return _finish(opened)
 
 
+@app.command(epilog="Example:  tune confirm qwen_lr --top 3 --seeds 5")
+def confirm(
+    study: StudyArgument,
+    top: Annotated[int, typer.Option("--top", min=1, metavar="K", help="The K best trials.")] = 3,
+    seeds: Annotated[int, typer.Option("--seeds", min=2, metavar="N", help="New seeds for each.")] = 3,
+    root: RootOption = ROOT,
+    form: FormatOption = Format.TABLE,
+    quiet: QuietOption = False,
+) -> int:
+    """Run the best trials and the default one again with new seeds, and name the winner.
+
+    To full length each. What was run before is kept: more seeds, or what an interruption left, are added to it.
+    """
+    from tuner.confirm import confirm as run_again
+
+    opened = open_study(study, root)
+    again = outcomes.command("confirm", opened.dir, "--top", str(top), "--seeds", str(seeds))
+    with _progress(opened.dir, quiet, go_on=again) as observer:
+        found, state = run_again(opened, top=top, seeds=seeds, observer=observer)
+    output.confirmed(opened, found, form)
+    if state == "interrupted":
+        output.note(f"interrupted; go on with: {again}")
+        return INTERRUPTED
+    return 0 if any(arm.values for arm in found.arms) else 1
+
+
 @app.command(epilog="Example:  tune validate search_spaces/*.yaml")
 def validate(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="The study files.", show_default=False)],
@@ -169,7 +196,7 @@ def _print_plan(spec: StudySpec) -> int:
 
 
 @contextmanager
-def _progress(study_dir: Path, quiet: bool, verbose: bool) -> Iterator[Observer]:
+def _progress(study_dir: Path, quiet: bool, verbose: bool = False, go_on: str = "") -> Iterator[Observer]:
     """The progress display; a search that is cut off still says how to go on."""
     from tuner.live import progress
 
@@ -177,7 +204,7 @@ def _progress(study_dir: Path, quiet: bool, verbose: bool) -> Iterator[Observer]
         with progress(quiet=quiet, verbose=verbose) as observer:
             yield observer
     except KeyboardInterrupt:
-        output.cut_off(study_dir)
+        output.cut_off(study_dir, go_on)
         raise
 
 

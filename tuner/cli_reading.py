@@ -20,7 +20,7 @@ from tuner.cli_arguments import (
     open_study,
     trial_of,
 )
-from tuner.errors import TuneError
+from tuner.errors import InputError, TuneError
 from tuner.formats import Format
 
 if TYPE_CHECKING:
@@ -202,6 +202,48 @@ def ui(
         output.note("Ctrl-C ends it.")
         process.wait()
         raise TuneError("the MLflow server has ended by itself", "Start it again, and see its messages: mlflow server")
+    return 0
+
+
+@app.command(epilog="Example:  tune report qwen_lr --open")
+def report(
+    study: StudyArgument,
+    to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="Write it elsewhere.")] = None,
+    show: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    root: RootOption = ROOT,
+) -> int:
+    """Write report.html into the study's folder, and print its path.
+
+    One page with plots, what they say in words, the cost and all trials; it needs no network.
+    """
+    from tuner.report import write_report
+
+    path = write_report(open_study(study, root), to)
+    output.result(str(path))
+    if show:
+        typer.launch(str(path.absolute()))
+    return 0
+
+
+@app.command(epilog="Example:  tune compare qwen_lr qwen_lr-2 --to comparison.html")
+def compare(
+    studies: Annotated[list[str], typer.Argument(metavar="STUDY...", help="Two or more studies.", show_default=False)],
+    to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="Write an HTML page with curves too.")] = None,
+    root: RootOption = ROOT,
+    form: FormatOption = Format.TABLE,
+) -> int:
+    """Show studies side by side.
+
+    Best value, gain, cost, trials by state, and the keys in which they differ.
+    """
+    from tuner.compare import compared, write_comparison
+
+    if len(studies) < 2:
+        raise InputError("compare needs two studies or more", "List the studies: tune list")
+    found = [compared(name, open_study(name, root)) for name in studies]
+    output.comparison(found, form)
+    if to is not None:
+        output.note(f"written: {write_comparison(found, to)}")
     return 0
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -84,16 +87,23 @@ class JournalView:
                 self._forget()  # put back from a copy, or cut to its last whole line
         except OSError as error:
             raise unreadable(self._path, 1, error) from error
-        for entry in self._new_entries():
-            try:
-                _OPERATIONS[entry["op_code"]](self, entry)
-            except Exception as error:  # whatever comes of an entry that Optuna has not written
-                raise unreadable(self._path, self._num_lines, error) from error
+        with _without_collector():
+            for entry in self._new_entries():
+                try:
+                    _OPERATIONS[entry["op_code"]](self, entry)
+                except Exception as error:  # whatever comes of an entry that Optuna has not written
+                    raise unreadable(self._path, self._num_lines, error) from error
 
     def _new_entries(self) -> Iterator[Entry]:
         with open(self._path, "rb") as file:
             file.seek(self._num_bytes)
             *lines, torn = file.read().split(b"\n")
+        if entries := _parsed_together(lines):
+            self._num_bytes += sum(map(len, lines)) + len(lines)
+            for entry in entries:
+                self._num_lines += 1
+                yield entry
+            return
         for index, line in enumerate(lines):
             if not is_entry(line):
                 if index + 1 < len(lines) or torn:
@@ -109,10 +119,10 @@ class JournalView:
         self._is_there |= entry["study_name"] == self._name
 
     def _note_study(self, entry: Entry) -> None:
-        self._attrs = {**self._attrs, **entry["user_attr"]}
+        self._attrs.update(entry["user_attr"])
 
     def _create_trial(self, entry: Entry) -> None:
-        kinds = {name: json.loads(text) for name, text in entry.get("distributions", {}).items()}
+        kinds = {name: _kind(text) for name, text in entry.get("distributions", {}).items()}
         self._trials.append(
             RecordedTrial(
                 number=len(self._trials),
@@ -160,6 +170,13 @@ _OPERATIONS: dict[int, Callable[[JournalView, Entry], None]] = {
 }
 
 
+@lru_cache(maxsize=1024)
+def _kind(text: str) -> Mapping[str, Any]:
+    """A distribution, of which every trial has the same few."""
+    kind: Mapping[str, Any] = json.loads(text)
+    return kind
+
+
 def _external(kind: Mapping[str, Any], value: Any) -> Any:
     """A parameter's value as users know it; the journal holds numbers alone."""
     if kind["name"] == "CategoricalDistribution":
@@ -169,6 +186,28 @@ def _external(kind: Mapping[str, Any], value: Any) -> Any:
 
 def _time(text: str | None) -> dt.datetime | None:
     return None if text is None else dt.datetime.fromisoformat(text)
+
+
+def _parsed_together(lines: Sequence[bytes]) -> list[Entry] | None:
+    """The entries of all lines, in a third of the time; None where one of the lines is damaged."""
+    try:
+        entries: list[Entry] = json.loads(b"[" + b",".join(lines) + b"]")
+    except ValueError:
+        return None
+    is_sound = len(entries) == len(lines) and all(isinstance(entry, dict) and "op_code" in entry for entry in entries)
+    return entries if is_sound else None
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """A million new objects, none of them garbage, would be gone through again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def is_entry(line: bytes) -> bool:

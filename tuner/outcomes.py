@@ -11,10 +11,12 @@ from tuner import text
 from tuner.tracking_links import run_url, server_url, study_target, study_url
 
 if TYPE_CHECKING:
+    from tuner.confirmation import Confirmation
     from tuner.record import TrialRecord
     from tuner.study import Study
 
 DEFAULT_ROOT = Path("studies")
+CONFIRMED_COLUMNS = ("configuration of", "mean", "± 95 %", "n", "values")
 
 
 def gain(study: Study, leader: TrialRecord) -> str:
@@ -40,6 +42,30 @@ def against_default(study: Study, leader: TrialRecord) -> str:
     amount = text.percent(abs(better_by / default.value), 1) if default.value else text.measured(abs(better_by))
     word = "better" if better_by >= 0 else "worse"
     return f", {amount} {word} than the default trial's {text.measured(default.value)}"
+
+
+def confirmed_rows(found: Confirmation) -> list[list[str]]:
+    """One row a configuration: its trial, mean, half width of its interval, number of values, and the values."""
+    rows = []
+    for arm in found.arms:
+        mean = text.measured(arm.mean.mean if arm.mean else None)
+        half = text.number(arm.mean.half_width if arm.mean else None)
+        values = ", ".join(f"{text.measured(value)}" for value in arm.values.values())
+        failed = f"; failed with {text.plural(len(arm.failed), 'seed')}" if arm.failed else ""
+        rows.append([arm.name, mean, half, str(len(arm.values)), f"{values}{failed}"])
+    return rows
+
+
+def confirmed_words(study: Study, found: Confirmation) -> list[str]:
+    """Who wins, and the gain over the default trial."""
+    lines = [found.sentence(study.spec.objective.metric)]
+    default = next((arm for arm in found.arms if arm.is_default), None)
+    if found.gain is not None and default is not None and default.mean is not None:
+        amount = text.measured(found.gain.mean)
+        half = "" if found.gain.half_width is None else f" ± {text.number(found.gain.half_width)}"
+        share = f"{text.percent(found.gain.mean / abs(default.mean.mean), 1)}, " if default.mean.mean else ""
+        lines.append(f"It is better than the default trial by {amount}{half} ({share}n = {found.gain.n}).")
+    return lines
 
 
 def failures(study: Study, records: Sequence[TrialRecord]) -> list[str]:

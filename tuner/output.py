@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
+from rich.text import Text
 
 from tuner import outcomes, tables, text
 from tuner.formats import Format, to_csv, to_json
 
 if TYPE_CHECKING:
+    from tuner.compare import Compared
+    from tuner.confirmation import Confirmation
     from tuner.errors import TuneError
     from tuner.plan import Plan
     from tuner.record import TrialRecord
@@ -115,15 +118,20 @@ def best(study: Study, records: Sequence[TrialRecord], form: Format, *, as_list:
         _table(_trial_table(study, records))
     else:
         _table(tables.facts(_best_facts(study, records[0])))
+        _remarks(study, study.trials())
 
 
 def _best_facts(study: Study, record: TrialRecord) -> dict[str, Any]:
+    from tuner.confirmation import read_confirmation
+
     facts = {
         "study": study.spec.study,
         "trial": f"{record.number}, {record.state} at step {record.step}",
         study.spec.objective.metric: f"{text.measured(record.value)}{outcomes.against_default(study, record)}",
     }
     facts |= {f"  {name}": text.parameter(value, width=80) for name, value in record.params.items()}
+    if (found := read_confirmation(study)) is not None:
+        facts["confirmed"] = " ".join(outcomes.confirmed_words(study, found))
     place = outcomes.mlflow_place(study, record)
     run = " ".join(filter(None, [record.mlflow_run_id, place and f"({place})"]))
     return facts | {"checkpoint": record.checkpoint or text.MISSING, "mlflow run": run or text.MISSING}
@@ -213,6 +221,22 @@ def studies(states: Sequence[Mapping[str, Any]], form: Format) -> None:
     _table(table)
 
 
+def comparison(studies: Sequence[Compared], form: Format) -> None:
+    """Studies side by side."""
+    from tuner import compare
+
+    rows = compare.rows(studies)
+    if form is not Format.TABLE:
+        _data(rows, compare.COMPARED_KEYS, form)
+        return
+    table = tables.new_table("", *(study.name for study in studies))
+    for name, words in compare.side_by_side(studies).items():
+        table.add_row(*map(Text, [name, *words]))
+    _table(table)
+    if unlike := compare.unlike(rows[0]["differences"]):
+        warning(f"these studies differ in {', '.join(unlike)}: their values are not of the same thing")
+
+
 def stopped(study: Study) -> None:
     """A study that was asked to end has ended."""
     state = study.status()
@@ -232,6 +256,7 @@ def outcome(study: Study) -> None:
     if leaders:
         _table(_trial_table(study, leaders))
         result(f"\n{outcomes.gain(study, leaders[0])}")
+        _remarks(study, records)
     status = study.status()
     how = f"{text.counts(status['counts'])} in {text.duration(status['elapsed_s'])}"
     note(f"\n{study.spec.study} {status['state']}: {how}")
@@ -239,10 +264,35 @@ def outcome(study: Study) -> None:
         note(line)
 
 
-def cut_off(study_dir: Path) -> None:
+def confirmed(study: Study, found: Confirmation, form: Format) -> None:
+    """Each configuration under several seeds, and who wins."""
+    from tuner.confirmation import ARM_KEYS
+
+    if form is not Format.TABLE:
+        shape = found.to_json()
+        _data(shape if form is Format.JSON else shape["arms"], ARM_KEYS, form)
+        return
+    rows = outcomes.confirmed_rows(found)
+    table = tables.new_table(*outcomes.CONFIRMED_COLUMNS, right=outcomes.CONFIRMED_COLUMNS[1:4])
+    for row in rows:
+        table.add_row(*map(Text, row))
+    _table(table)
+    for line in outcomes.confirmed_words(study, found):
+        result(line)
+
+
+def cut_off(study_dir: Path, go_on: str = "") -> None:
     """The search was ended before it could say how far it got."""
-    resume = f"; go on with: {outcomes.command('resume', study_dir)}" if study_dir.is_dir() else ""
+    command = go_on or outcomes.command("resume", study_dir)
+    resume = f"; go on with: {command}" if study_dir.is_dir() else ""
     note(f"interrupted{resume}")
+
+
+def _remarks(study: Study, records: Sequence[TrialRecord]) -> None:
+    from tuner.verdicts import brief
+
+    for verdict in brief(study.spec, records):
+        result(verdict.text)
 
 
 def _trial_table(study: Study, records: Sequence[TrialRecord]) -> RenderableType:
@@ -261,7 +311,10 @@ def _states(states: Sequence[Mapping[str, Any]], form: Format, *, as_list: bool)
 
 
 def _table(table: RenderableType) -> None:
-    screen().print(table)
+    if isinstance(table, str):
+        result(table)
+    else:
+        screen().print(table)
 
 
 def _data(rows: Any, keys: Sequence[str], form: Format) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from tuner import cluster
 from tuner.controller import StudyController
+from tuner.environment import note_environment
 from tuner.errors import ClusterError
 from tuner.extension import extend_spec
 from tuner.observer import Observer
@@ -26,7 +27,7 @@ from tuner.slot import TrialSlot
 from tuner.space import check_room
 from tuner.spec import StudySpec
 from tuner.study import Study
-from tuner.study_dir import refuse_existing
+from tuner.study_dir import REPORT, refuse_existing
 from tuner.tracking import MlflowTracker
 from tuner.worker_group import SlotSettings, free_placement_group
 
@@ -134,6 +135,7 @@ def _search(study: Study, plan: Plan, observer: Observer) -> Study:
         free_placement_group(stop_key, number)
 
     controller = StudyController(study, plan.slots, tracker, observer, stop_slots, free_slot)
+    note_environment(study.dir, slots=plan.slots)
     observer.study_started(study, plan)
     try:
         with _interruptible(controller):
@@ -144,7 +146,7 @@ def _search(study: Study, plan: Plan, observer: Observer) -> Study:
             endings.callback(study.close)
             endings.callback(observer.study_ended, study)
             endings.callback(tracker.close, TRACKING_PATIENCE_S)
-            endings.callback(lambda: tracker.end_study(_summary(study), [study.dir / "report.html"]))
+            endings.callback(lambda: tracker.end_study(_summary(study), [study.dir / REPORT]))
             endings.callback(controller.close)
     if controller.failure is not None:
         raise controller.failure

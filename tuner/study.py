@@ -53,6 +53,7 @@ class Study:
         self.dir = directory
         self._record = record
         self._lock = lock
+        self._ended: dict[int, tuple[Any, TrialRecord]] = {}
 
     @cached_property
     def optuna_study(self) -> optuna.Study:
@@ -230,7 +231,12 @@ class Study:
         return float(elapsed)
 
     def _trial_record(self, trial: Any, notes: Mapping[str, Any]) -> TrialRecord:
-        record = TrialRecord.from_optuna(trial, self.spec.objective)
+        seen, record = self._ended.get(trial.number, (None, None))
+        if record is None or seen is not trial:
+            record = TrialRecord.from_optuna(trial, self.spec.objective)
+        if trial.state.is_finished():
+            # Nothing but what is added below can change any more.
+            self._ended[trial.number] = (trial, record)
         checkpoint = None if record.checkpoint is None else self.dir.absolute() / record.checkpoint
         return replace(
             record,

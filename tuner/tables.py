@@ -26,6 +26,8 @@ STATE_STYLES = {
     "damaged": "red",
 }
 _CELL_PADDING, _NAME_CHARS = 2, 28
+# Laying out cells takes rich 1 ms a row: beyond this many, rows are plain lines.
+_MAX_FOLDED_ROWS = 1000
 
 
 def state(name: str) -> Text:
@@ -54,8 +56,8 @@ def facts(pairs: Mapping[str, Any]) -> Table:
     return table
 
 
-def trials(records: Sequence[TrialRecord], *, metric: str, width: int, default: int | None = None) -> Table:
-    """One row a trial, in the order given.
+def trials(records: Sequence[TrialRecord], *, metric: str, width: int, default: int | None = None) -> Table | str:
+    """One row a trial, in the order given; a very long table has neither colours nor folded cells.
 
     Args:
         records: The trials.
@@ -72,10 +74,10 @@ def trials(records: Sequence[TrialRecord], *, metric: str, width: int, default: 
         for record, note in zip(records, notes, strict=True)
     ]
     columns = [*names, *(["note"] if any(notes) else [])]
-    if (
-        _width([["trial", "state", header, "step", *columns], *(a + b for a, b in zip(common, wide, strict=True))])
-        > width
-    ):
+    rows = [["trial", "state", header, "step", *columns], *(a + b for a, b in zip(common, wide, strict=True))]
+    if len(records) > _MAX_FOLDED_ROWS:
+        return _plain(rows)
+    if _width(rows) > width:
         columns = ["parameters"]
         wide = [[_stacked(record, note)] for record, note in zip(records, notes, strict=True)]
     table = new_table(
@@ -84,6 +86,11 @@ def trials(records: Sequence[TrialRecord], *, metric: str, width: int, default: 
     for record, (number, _, *rest), cells in zip(records, common, wide, strict=True):
         table.add_row(number, state(record.state), *map(Text, rest), *map(Text, cells))
     return table
+
+
+def _plain(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, cells)) + _CELL_PADDING for cells in zip(*rows, strict=True)]
+    return "\n".join("".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def _common_cells(record: TrialRecord) -> list[str]:

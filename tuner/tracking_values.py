@@ -85,7 +85,7 @@ def environment_tags(spec: StudySpec) -> dict[str, str]:
         "cpus": os.cpu_count(),
         "version.python": platform.python_version(),
     }
-    return tags(found | git_tags() | {f"version.{name}": _version(name) for name in VERSIONS})
+    return tags(found | git_tags() | {f"version.{name}": version(name) for name in VERSIONS})
 
 
 def git_tags() -> dict[str, Any]:
@@ -145,7 +145,8 @@ def _text(value: Any) -> str:
     return json.dumps(value, default=str) if isinstance(value, dict | list | tuple) else str(value)
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """Installed version of a package, None when it is not there."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
