@@ -49,7 +49,7 @@ def test_json_round_trip() -> None:
         ("lr_schedule", "cosin", "'constant', 'linear', 'cosine' or 'wsd'"),
         ("model", {"hidden_size": 64}, "needs model_type"),
         ("model", "", "at least 1 character"),
-        ("packing", True, "not available yet"),
+        ("packing", "yes", "'auto'"),
         ("lora", {"rank": 8}, "not available yet"),
         ("dataset.limt", 5, "Extra inputs are not permitted"),
         ("learning_rat", 1e-5, "Extra inputs are not permitted"),

@@ -79,7 +79,7 @@ class _Loader:
             parts["search"] = self._search(parts["search"], space)
         parts |= self._resolved(parts, *lengths)
         head: dict[str, Any] = {key: data[key] for key in ("study", "trainable") if key in data}
-        return {**head, "train": train, "search_space": space, **parts}
+        return {**head, "train": train | self._unsaid(train, space), "search_space": space, **parts}
 
     def report(self, key: KeyPath, message: str) -> None:
         """Notes a fault, unless its key has one already."""
@@ -166,6 +166,11 @@ class _Loader:
         if self._custom:
             return {name: value for name, value in train.items() if ("train", name) not in self._findings.cleared}
         return tidy(TrainConfig, train, ("train",), self._findings, _NOT_IN_TRAIN)
+
+    def _unsaid(self, train: dict[str, Any], space: SearchSpace) -> dict[str, Any]:
+        """Defaults of train that were others once: written out, they stay what they are to a study that is resumed."""
+        is_said = self._custom or "packing" in train or "packing" in space.parameters
+        return {} if is_said else {"packing": TrainConfig.model_fields["packing"].default}
 
     def _lengths(self, train: dict[str, Any], space: SearchSpace, scheduler: Any) -> tuple[int | None, int | None]:
         """Checks the constants and what is searched; returns (max_steps, eval_every), None where not legal."""
