@@ -42,6 +42,11 @@ class MicroBatch:
     packed: Packed | None = None
 
     @property
+    def num_examples(self) -> int:
+        """Examples in it."""
+        return len(self.tokens_BT) if self.packed is None else len(self.packed.lengths)
+
+    @property
     def inputs(self) -> dict[str, Any]:
         """What the model takes to return the loss."""
         extra = {} if self.packed is None else self.packed.inputs

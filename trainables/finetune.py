@@ -25,8 +25,9 @@ from trainables.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from trainables.config import TrainConfig
 from trainables.data import TokenStore
 from trainables.divergence import DivergenceWatch
-from trainables.errors import Diverged
+from trainables.errors import Diverged, OutOfMemory
 from trainables.interval import History, Interval
+from trainables.micro_batch import MicroBatchSize, one_pass
 from trainables.model import max_positions, set_gradient_checkpointing
 from trainables.optim import learning_rate_at, make_optimizer, set_learning_rate
 from trainables.packing import set_packing
@@ -36,7 +37,6 @@ from trainables.warm import Warm
 __all__ = ["Report", "TrainState", "Warm", "Worker", "finetune", "load_checkpoint", "save_checkpoint"]
 
 EVAL_BATCH_SIZE = 32
-_GPU_TOKENS_PER_PASS = 16_384
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ def finetune(
     Raises:
         ValueError: The data or the model cannot be had, or there are too few examples for one batch.
         Diverged: A loss is not finite.
+        OutOfMemory: Not one example fits into memory, or, with several ranks, fewer have to be tried in a new attempt.
         CheckpointError: `resume_from` cannot be read.
     """
     warm = warm or Warm(keep_weights=False)
@@ -100,8 +101,8 @@ def finetune(
         return
 
     tokens_per_example = float(train_data.lengths.mean()) if is_packed else config.max_length
-    micro_batch_size = config.micro_batch_size or default_micro_batch_size(config, worker, tokens_per_example)
-    eval_batch = make_eval_batch(eval_data, config, worker, micro_batch_size, is_packed)
+    micro_batch_size = MicroBatchSize(config, worker, cache_dir, tokens_per_example)
+    eval_batch = make_eval_batch(eval_data, config, worker, micro_batch_size.examples, is_packed)
     watch, interval = DivergenceWatch(worker.device), Interval()
     try:
         while state.step < config.max_steps:
@@ -111,13 +112,17 @@ def finetune(
                 indices,
                 worker.rank,
                 worker.world_size,
-                micro_batch_size,
+                micro_batch_size.examples,
                 worker.device,
                 is_packed=is_packed,
             )
             learning_rate = learning_rate_at(state.step, config)
             set_learning_rate(optimizer, learning_rate)
-            loss_sum, grad_norm = train_step(parallel_model, optimizer, batch, config, worker)
+            try:
+                loss_sum, grad_norm = train_step(parallel_model, optimizer, batch, config, worker)
+            except OutOfMemory as error:
+                micro_batch_size.shrink(error, batch)
+                continue
 
             state.step += 1
             state.tokens += batch.num_tokens
@@ -129,7 +134,8 @@ def finetune(
                 watch.flush()
                 interval.end_training(worker)
                 measured, history = interval.summary(state.step, worker)
-                eval_loss = evaluate(model, eval_batch, config, worker)
+                while (eval_loss := evaluate_or_shrink(model, eval_batch, config, worker, micro_batch_size)) is None:
+                    eval_batch = make_eval_batch(eval_data, config, worker, micro_batch_size.examples, is_packed)
                 if not math.isfinite(eval_loss):
                     raise Diverged(state.step)
                 interval.end_evaluation()
@@ -156,7 +162,7 @@ def train_step(
     # The mean over the target tokens of the whole batch; the factor undoes the mean over ranks that DDP takes.
     scale = worker.world_size / batch.num_targets
     for number, micro_batch in enumerate(batch.micro_batches, start=1):
-        with accumulating(model, is_last=number == len(batch.micro_batches)):
+        with accumulating(model, is_last=number == len(batch.micro_batches)), one_pass(micro_batch):
             loss = token_loss_sum(model, micro_batch, config)
             (loss * scale).backward()  # type: ignore[no-untyped-call]
         loss_sum += loss.detach()
@@ -183,9 +189,21 @@ def evaluate(model: nn.Module, batch: Batch, config: TrainConfig, worker: Worker
     model.eval()
     loss_sum = torch.zeros((), dtype=torch.float64, device=worker.device)
     for micro_batch in batch.micro_batches:
-        loss_sum += token_loss_sum(model, micro_batch, config)
+        with one_pass(micro_batch):
+            loss_sum += token_loss_sum(model, micro_batch, config)
     model.train()
     return float(sum_over_ranks(loss_sum, worker)) / batch.num_targets
+
+
+def evaluate_or_shrink(
+    model: nn.Module, batch: Batch, config: TrainConfig, worker: Worker, micro_batch_size: MicroBatchSize
+) -> float | None:
+    """As `evaluate`; None where its passes do not fit into memory and are to be made smaller."""
+    try:
+        return evaluate(model, batch, config, worker)
+    except OutOfMemory as error:
+        micro_batch_size.shrink(error, batch)
+        return None
 
 
 def make_eval_batch(
@@ -197,14 +215,6 @@ def make_eval_batch(
         num = min(num, config.eval_batches * EVAL_BATCH_SIZE)
     rank, world_size = worker.rank, worker.world_size
     return make_batch(eval_data, np.arange(num), rank, world_size, micro_batch_size, worker.device, is_packed=is_packed)
-
-
-def default_micro_batch_size(config: TrainConfig, worker: Worker, tokens_per_example: float) -> int:
-    """Examples per forward pass where the config leaves it open: a rank's whole share, on a GPU as memory allows."""
-    share = math.ceil(config.batch_size / worker.world_size)
-    if worker.device.type != "cuda":
-        return share
-    return min(share, max(1, int(_GPU_TOKENS_PER_PASS / tokens_per_example)))
 
 
 def check_data(train_data: TokenStore, eval_data: TokenStore, model: nn.Module, config: TrainConfig) -> None:

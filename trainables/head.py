@@ -24,7 +24,7 @@ from trainables.batches import IGNORED
 logger = logging.getLogger(__name__)
 
 # What a chunk of logits may take. On a GPU each chunk costs a pass over the head's gradient, so there are few.
-_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
+_CHUNK_BYTES = {"cpu": 128 << 20, "cuda": 512 << 20}
 _PROBE_TOKENS = 5
 # Both ways round alike; a factor or a cap that was overlooked is far beyond this.
 _PROBE_TOLERANCE = 2e-2
@@ -88,8 +88,9 @@ class _LossHead(nn.Linear):
 
     def forward(self, hidden_ND: torch.Tensor, targets_N: torch.Tensor | None = None) -> torch.Tensor:
         if targets_N is None:
-            return super().forward(hidden_ND)
-        return linear_cross_entropy(hidden_ND, self.weight, self.bias, targets_N, self.factor, self.cap)
+            return F.linear(hidden_ND, self.weight, self.bias)
+        loss: torch.Tensor = linear_cross_entropy(hidden_ND, self.weight, self.bias, targets_N, self.factor, self.cap)
+        return loss
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """What the loss takes for the model's logits."""
