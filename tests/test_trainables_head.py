@@ -35,7 +35,7 @@ Gradients = tuple[torch.Tensor, ...]
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(head._CHUNK_BYTES, "cpu", 7 * 97 * 4)
+    monkeypatch.setitem(head.CHUNK_BYTES, "cpu", 7 * 97 * 4)
 
 
 def build(architecture: dict[str, Any]) -> nn.Module:

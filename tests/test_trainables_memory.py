@@ -11,14 +11,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.tiny import run_ranks, tiny_config, train, without_speed, write_texts
+from tests.benchmarks.head import peak_bytes
+from tests.benchmarks.packing import alpaca_like
+from tests.tiny import CPU, run_ranks, tiny_config, train, without_speed, write_texts
+from trainables.batches import make_batch
 from trainables.config import TrainConfig
 from trainables.errors import OutOfMemory
-from trainables.finetune import Worker
+from trainables.finetune import Worker, train_step
+from trainables.memory import architecture_of, estimate
 from trainables.micro_batch import NOTES
+from trainables.model import build_model, set_gradient_checkpointing
+from trainables.optim import make_optimizer
+from trainables.packing import set_packing
+from trainables.tokenizer import byte_level_tokenizer
 from tuner.failures import cause_of
+from tuner.plan import make_plan
+from tuner.spec import load_spec
 
 MIB = 1 << 20
 
@@ -40,7 +51,7 @@ def limited_memory(more_bytes: int) -> Iterator[None]:
 
 def large_config(folder: Path) -> TrainConfig:
     # Attention that makes few and large tensors: a pass over 16 examples takes some 70 MB for each.
-    settings = {"max_length": 512, "batch_size": 16, "max_steps": 2, "eval_every": 2, "eval_batches": 1}
+    settings = {"max_length": 512, "batch_size": 16, "max_steps": 1, "eval_every": 1, "eval_batches": 1}
     return tiny_config(folder / "texts.jsonl", **settings, attention="eager", packing=False)
 
 
@@ -99,3 +110,111 @@ def test_a_rank_short_of_memory_ends_the_attempt_on_all_and_the_next_one_is_smal
     alone = without_speed(train(large_config(tmp_path), tmp_path / "alone"))
     assert reports == reports_of_one
     assert reports[0][0] == pytest.approx(alone[0][0], rel=1e-5)
+
+
+QWEN2 = {
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+WIDE = {"hidden_size": 512, "intermediate_size": 1024, "vocab_size": 8000}
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen2": QWEN2,
+    "tied": QWEN2 | {"tie_word_embeddings": True},
+    "llama": QWEN2 | {"model_type": "llama", "head_dim": 32},
+    "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_layer": 4, "n_head": 4},
+    "experts": QWEN2
+    | {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+}
+
+
+def config_of(model: dict[str, Any], **settings: Any) -> TrainConfig:
+    values = {"model": model, "dataset": {"path": "x"}, "precision": "fp32", "batch_size": 16}
+    return TrainConfig.model_validate(values | settings)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_parameters_of_a_model_are_counted_from_its_numbers(name: str) -> None:
+    config = config_of(MODELS[name])
+    architecture = architecture_of(config)
+    assert architecture is not None
+    model = build_model(config, byte_level_tokenizer(), CPU.device)
+    assert architecture.parameters == pytest.approx(sum(p.numel() for p in model.parameters()), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ({}, {}),
+        ({}, {"precision": "bf16"}),
+        ({}, {"gradient_checkpointing": "full"}),
+        ({}, {"gradient_checkpointing": "selective"}),
+        ({"vocab_size": 20000}, {}),
+        (WIDE, {"batch_size": 2, "micro_batch_size": 1}),
+    ],
+)
+def test_the_estimate_is_within_a_fifth_of_what_is_measured(model: dict[str, Any], settings: dict[str, Any]) -> None:
+    config = config_of(QWEN2 | model, **settings)
+    network: Any = build_model(config, byte_level_tokenizer(), CPU.device)
+    set_gradient_checkpointing(network, config.gradient_checkpointing)
+    assert set_packing(network, config)
+    optimizer = make_optimizer(network.train(), config)
+    size = config.micro_batch_size or config.batch_size
+    batch = make_batch(
+        alpaca_like(config.batch_size), np.arange(config.batch_size), 0, 1, size, CPU.device, is_packed=True
+    )
+    train_step(network, optimizer, batch, config, CPU)
+    optimizer.zero_grad()
+    measured = peak_bytes(lambda: train_step(network, optimizer, batch, config, CPU))
+    tokens = max(micro_batch.tokens_BT.numel() for micro_batch in batch.micro_batches)
+    architecture = architecture_of(config)
+    assert architecture is not None
+    memory = estimate(config, architecture, device="cpu", tokens=tokens)
+    # Weights and optimizer were there before; the copies that autocast makes of weights were not.
+    before = architecture.parameters * 4 + memory.optimizer
+    assert memory.peak - before == pytest.approx(measured, rel=0.2)
+
+
+def test_dividing_a_model_among_workers_saves_what_is_divided() -> None:
+    config = config_of(QWEN2 | WIDE)
+    architecture = architecture_of(config)
+    assert architecture is not None
+    whole, divided = (estimate(config, architecture, world_size=8, is_sharded=sharded) for sharded in (False, True))
+    assert divided.optimizer == whole.optimizer // 8
+    assert divided.gradients == whole.gradients // 8
+    assert divided.peak < whole.peak
+
+
+def test_the_numbers_come_from_a_local_folder_or_from_the_hubs_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = json.dumps(QWEN2 | {"vocab_size": 1000})
+    snapshot = tmp_path / "hub" / "models--org--model" / "snapshots" / "0123"
+    for folder in (tmp_path / "model", snapshot):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(numbers)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    found = [
+        architecture_of(config_of(QWEN2).with_params({"model": name}))
+        for name in (str(tmp_path / "model"), "org/model", "org/other")
+    ]
+    assert found[0] == found[1] is not None
+    assert found[2] is None
+
+
+def test_a_plan_names_the_memory_of_the_largest_trial(demo_file: Path) -> None:
+    model = ", ".join(f"{key}: {value}" for key, value in QWEN2.items())
+    overrides = [f"train.model={{{model}}}", "scaling.gpus_per_worker=0"]
+    adamw = make_plan(load_spec(demo_file, overrides), None).memory
+    assert adamw.startswith("about ")
+    assert "optimizer 2.13 MiB" in adamw
+    sgd = [
+        *overrides,
+        "search_space.optimizer.choices=[sgd, adafactor]",
+        "search_space.beta2=null",
+        "train.optimizer=sgd",
+    ]
+    assert "optimizer 1.06 MiB" in make_plan(load_spec(demo_file, sgd), None).memory

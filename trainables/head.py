@@ -20,11 +20,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from trainables.batches import IGNORED
+from trainables.memory import CHUNK_BYTES
 
 logger = logging.getLogger(__name__)
 
-# What a chunk of logits may take. On a GPU each chunk costs a pass over the head's gradient, so there are few.
-_CHUNK_BYTES = {"cpu": 128 << 20, "cuda": 512 << 20}
 _PROBE_TOKENS = 5
 # Both ways round alike; a factor or a cap that was overlooked is far beyond this.
 _PROBE_TOLERANCE = 2e-2
@@ -165,11 +164,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             loss = torch.zeros((), dtype=_exact(dtype), device=hidden_ND.device)
             for chunk in _chunks(len(hidden_ND), weight_VD):
                 hidden_CD = hidden_ND[chunk].to(dtype)
-                logits_CV = F.linear(hidden_CD, weight_VD, None if bias_V is None else bias_V.to(dtype))
-                logits_CV = logits_CV.to(_exact(dtype))
-                loss += _loss_and_gradient(logits_CV, targets_N[chunk], factor, cap)
-                if any(needs):
-                    _add_gradients(grads, chunk, logits_CV.to(dtype), hidden_CD, weight_VD)
+                loss += _do_chunk(chunk, hidden_CD, weight_VD, bias_V, targets_N[chunk], factor, cap, grads)
         ctx.grads = grads
         return loss
 
@@ -190,7 +185,7 @@ def _exact(dtype: torch.dtype) -> torch.dtype:
 
 
 def _chunks(num_tokens: int, weight_VD: torch.Tensor) -> list[slice]:
-    limit = _CHUNK_BYTES.get(weight_VD.device.type, _CHUNK_BYTES["cuda"])
+    limit = CHUNK_BYTES.get(weight_VD.device.type, CHUNK_BYTES["cuda"])
     longest = max(1, limit // (4 * len(weight_VD)))
     num = -(-num_tokens // longest)
     size = -(-num_tokens // max(num, 1))
@@ -217,6 +212,25 @@ def _loss_and_gradient(logits_CV: torch.Tensor, targets_C: torch.Tensor, factor:
         logits_CV.mul_(slope_CV)
     if factor != 1:
         logits_CV.mul_(factor)
+    return loss
+
+
+def _do_chunk(
+    chunk: slice,
+    hidden_CD: torch.Tensor,
+    weight_VD: torch.Tensor,
+    bias_V: torch.Tensor | None,
+    targets_C: torch.Tensor,
+    factor: float,
+    cap: float,
+    grads: list[torch.Tensor | None],
+) -> torch.Tensor:
+    # A function of its own, so that its logits are gone before those of the next chunk are made.
+    dtype = hidden_CD.dtype
+    logits_CV = F.linear(hidden_CD, weight_VD, None if bias_V is None else bias_V.to(dtype)).to(_exact(dtype))
+    loss = _loss_and_gradient(logits_CV, targets_C, factor, cap)
+    if any(grad is not None for grad in grads):
+        _add_gradients(grads, chunk, logits_CV.to(dtype), hidden_CD, weight_VD)
     return loss
 
 

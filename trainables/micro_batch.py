@@ -24,6 +24,7 @@ from filelock import FileLock
 from trainables.batches import Batch, MicroBatch
 from trainables.config import TrainConfig
 from trainables.errors import OutOfMemory, is_out_of_memory
+from trainables.memory import GPU_TOKENS_PER_PASS
 from trainables.parallel import Worker
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,6 @@ _KEYS = {
     "model", "max_length", "packing", "optimizer", "precision", "gradient_checkpointing", "compile", "attention",
     "lora", "fsdp",
 }  # fmt: skip
-_GPU_TOKENS_PER_PASS = 16_384
 
 
 class MicroBatchSize:
@@ -103,7 +103,7 @@ def _default(config: TrainConfig, worker: Worker, tokens_per_example: float) -> 
     share = math.ceil(config.batch_size / worker.world_size)
     if worker.device.type != "cuda":
         return share
-    return min(share, max(1, int(_GPU_TOKENS_PER_PASS / tokens_per_example)))
+    return min(share, max(1, int(GPU_TOKENS_PER_PASS / tokens_per_example)))
 
 
 def _least(value: int, worker: Worker) -> int:
