@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -53,13 +53,7 @@ class Packed:
             "cu_seq_lens_k": self.starts,
             "max_length_q": self.lengths[0],
             "max_length_k": self.lengths[0],
-            "packed": self,
         }
-
-    @cached_property
-    def groups(self) -> tuple[Group, ...]:
-        """Neighbours of like length."""
-        return tuple(_groups(self.lengths, self.starts.device))
 
 
 @dataclass(frozen=True)
@@ -88,7 +82,13 @@ def pack(lengths: Sequence[int], device: torch.device) -> Packed:
     return Packed(tuple(lengths), torch.from_numpy(starts).to(device), torch.from_numpy(positions)[None].to(device))
 
 
-def _groups(lengths: Sequence[int], device: torch.device) -> Iterator[Group]:
+@lru_cache(maxsize=8)
+def _groups(lengths: tuple[int, ...], device: torch.device) -> tuple[Group, ...]:
+    """Neighbours of like length; asked for by every layer."""
+    return tuple(_make_groups(lengths, device))
+
+
+def _make_groups(lengths: Sequence[int], device: torch.device) -> Iterator[Group]:
     first = 0
     for end in range(1, len(lengths) + 1):
         if end < len(lengths) and lengths[end] >= _MIN_FILL * lengths[first]:
@@ -111,30 +111,40 @@ def packed_attention(
     value_BHTD: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    packed: Packed | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    max_length_q: int = 0,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Transformers' sdpa within each example of a row; without `packed` the same as sdpa.
+    """The attention `sdpa` of transformers within each example of a row; as it is where there is one a row.
 
     Returns:
         The outputs, (B, T, H, D), and no weights.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    if packed is None:
-        return sdpa_attention_forward(module, query_BHTD, key_BHTD, value_BHTD, attention_mask, **options)
     states = (query_BHTD, key_BHTD, value_BHTD)
+    if cu_seq_lens_q is None:
+        return sdpa_attention_forward(module, *states, attention_mask, **options)
     if query_BHTD.is_cuda and query_BHTD.dtype in (torch.bfloat16, torch.float16) and not options.get("dropout"):
-        return _varlen(states, packed, options.get("scaling")), None
+        return _varlen(states, cu_seq_lens_q, max_length_q, options.get("scaling")), None
+    return _by_groups(module, states, cu_seq_lens_q, options), None
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _by_groups(
+    module: nn.Module, states_BHTD: tuple[torch.Tensor, ...], starts: torch.Tensor, options: dict[str, Any]
+) -> torch.Tensor:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    groups = _groups(tuple(starts.diff().tolist()), starts.device)
     outputs = []
-    sizes = [group.num_tokens for group in packed.groups]
-    parts_of = (torch.split(state, sizes, dim=2) for state in states)
-    for group, *parts in zip(packed.groups, *parts_of, strict=True):
+    parts_of = (torch.split(state, [group.num_tokens for group in groups], dim=2) for state in states_BHTD)
+    for group, *parts in zip(groups, *parts_of, strict=True):
         query, key, value = (_spread(part, group) for part in parts)
         output, _ = sdpa_attention_forward(module, query, key, value, None, **options)
         output = output.flatten(0, 1)[None]
         outputs.append(output if group.gather is None else output.index_select(1, group.gather))
-    return torch.cat(outputs, dim=1), None
+    return torch.cat(outputs, dim=1)
 
 
 def _spread(part_BHTD: torch.Tensor, group: Group) -> torch.Tensor:
@@ -144,11 +154,12 @@ def _spread(part_BHTD: torch.Tensor, group: Group) -> torch.Tensor:
     return part_HTD.reshape(num_heads, group.count, group.longest, num_features).transpose(0, 1)
 
 
-def _varlen(states_BHTD: tuple[torch.Tensor, ...], packed: Packed, scaling: float | None) -> torch.Tensor:
+def _varlen(
+    states_BHTD: tuple[torch.Tensor, ...], starts: torch.Tensor, longest: int, scaling: float | None
+) -> torch.Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     query, key, value = (state[0].transpose(0, 1) for state in states_BHTD)
-    starts, longest = packed.starts, packed.lengths[0]
     output = varlen_attn(
         query, key, value, starts, starts, longest, longest, scale=scaling, window_size=(-1, 0), enable_gqa=True
     )
