@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from trainables.data import TokenStore
-from trainables.packing import Packed, pack
+from trainables.packing import Packed, pack, to_device
 
 Indices = NDArray[np.int64]
 
@@ -181,7 +181,7 @@ def collate(store: TokenStore, indices: Indices, device: torch.device) -> MicroB
     for row, (tokens, counts) in enumerate(examples):
         tokens_BT[row, : len(tokens) - 1] = tokens[:-1]
         targets_BT[row, : len(tokens) - 1] = np.where(counts[1:], tokens[1:].astype(np.int64), IGNORED)
-    return MicroBatch(_to_device(tokens_BT, device), _to_device(targets_BT, device))
+    return MicroBatch(to_device(tokens_BT, device), to_device(targets_BT, device))
 
 
 def collate_packed(store: TokenStore, indices: Indices, device: torch.device) -> MicroBatch:
@@ -194,11 +194,4 @@ def collate_packed(store: TokenStore, indices: Indices, device: torch.device) ->
     counts_T = np.concatenate([counts[1:] for _, counts in examples])
     targets_T = np.where(counts_T, targets_T, IGNORED)
     packed = pack([len(tokens) - 1 for tokens, _ in examples], device)
-    return MicroBatch(_to_device(tokens_T[None], device), _to_device(targets_T[None], device), packed)
-
-
-def _to_device(array: NDArray[np.int64], device: torch.device) -> torch.Tensor:
-    tensor = torch.from_numpy(array)
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+    return MicroBatch(to_device(tokens_T[None], device), to_device(targets_T[None], device), packed)

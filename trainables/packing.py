@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from trainables.config import TrainConfig
@@ -79,7 +80,15 @@ def pack(lengths: Sequence[int], device: torch.device) -> Packed:
     """Lays examples of these lengths, the longest first, end to end."""
     positions = np.concatenate([np.arange(length) for length in lengths])
     starts = np.cumsum([0, *lengths], dtype=np.int32)
-    return Packed(tuple(lengths), torch.from_numpy(starts).to(device), torch.from_numpy(positions)[None].to(device))
+    return Packed(tuple(lengths), to_device(starts, device), to_device(positions[None], device))
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A copy on the device; the host does not wait for it."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 @lru_cache(maxsize=8)
@@ -125,8 +134,10 @@ def packed_attention(
     states = (query_BHTD, key_BHTD, value_BHTD)
     if cu_seq_lens_q is None:
         return sdpa_attention_forward(module, *states, attention_mask, **options)
-    if query_BHTD.is_cuda and query_BHTD.dtype in (torch.bfloat16, torch.float16) and not options.get("dropout"):
-        return _varlen(states, cu_seq_lens_q, max_length_q, options.get("scaling")), None
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query_BHTD.dtype
+    if query_BHTD.is_cuda and dtype in (torch.bfloat16, torch.float16) and not options.get("dropout"):
+        states_in_half = tuple(state.to(dtype) for state in states)
+        return _varlen(states_in_half, cu_seq_lens_q, max_length_q, options.get("scaling")), None
     return _by_groups(module, states, cu_seq_lens_q, options), None
 
 
