@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.benchmarks.head import Head, peak_bytes
 from trainables import head
 from trainables.batches import IGNORED
 from trainables.head import add_token_loss, full_cross_entropy, linear_cross_entropy
@@ -142,3 +143,13 @@ def test_gradients_are_made_only_where_they_are_asked_for() -> None:
     assert weight_VD.grad is None
     with pytest.raises(AssertionError, match="can be asked for once"):
         loss.backward()  # type: ignore[no-untyped-call]
+
+
+def test_the_logits_of_all_tokens_are_never_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(head.CHUNK_BYTES, "cpu", 1 << 20)
+    measured = Head(num_tokens=256, num_features=8, vocabulary=20_000)
+    full_bytes = 256 * 20_000 * 4
+    with torch.no_grad():
+        assert peak_bytes(lambda: measured.loss("ours")) < full_bytes / 8
+    assert peak_bytes(lambda: measured.run("ours")) < full_bytes / 4
+    assert peak_bytes(lambda: measured.run("full")) > full_bytes

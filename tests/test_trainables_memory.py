@@ -160,7 +160,7 @@ def test_the_estimate_is_within_a_fifth_of_what_is_measured(model: dict[str, Any
     config = config_of(QWEN2 | model, **settings)
     network: Any = build_model(config, byte_level_tokenizer(), CPU.device)
     set_gradient_checkpointing(network, config.gradient_checkpointing)
-    assert set_packing(network, config)
+    assert set_packing(network, config, CPU)
     optimizer = make_optimizer(network.train(), config)
     size = config.micro_batch_size or config.batch_size
     batch = make_batch(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.tiny import CPU as WORKER
 from tests.tiny import MODEL, tiny_config, write_texts
 from trainables.batches import Batch, make_batch, split_packed
 from trainables.config import TrainConfig
@@ -74,12 +75,12 @@ def test_a_row_has_the_loss_and_the_gradients_of_its_examples_apart(
 ) -> None:
     config = config.with_params({"model": ARCHITECTURES[name], "attention": attention, "packing": True})
     model = build_model(config, byte_level_tokenizer(), CPU)
-    assert set_packing(model, config)
+    assert set_packing(model, config, WORKER)
     assert model.config._attn_implementation == (  # type: ignore[union-attr]
         IMPLEMENTATION if attention == "sdpa" and name != "window" else attention
     )
     loss, gradients = loss_and_gradients(model, batch_of(store, micro_batch_size=8, is_packed=True), config)
-    assert not set_packing(model, config.with_params({"packing": False}))
+    assert not set_packing(model, config.with_params({"packing": False}), WORKER)
     expected, apart = loss_and_gradients(model, batch_of(store, micro_batch_size=1, is_packed=False), config)
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
     torch.testing.assert_close(gradients, apart, rtol=1e-4, atol=1e-4)
@@ -89,7 +90,7 @@ def test_a_row_has_the_loss_and_the_gradients_of_its_examples_apart(
 def test_no_token_sees_another_example(config: TrainConfig, attention: str) -> None:
     config = config.with_params({"attention": attention, "packing": True})
     model = build_model(config, byte_level_tokenizer(), CPU)
-    set_packing(model, config)
+    set_packing(model, config, WORKER)
     packed, places = pack([9, 7, 7, 2], CPU), torch.arange(25)
     of_example = torch.repeat_interleave(torch.arange(4), torch.tensor(packed.lengths))
     embedded = torch.randn(1, 25, MODEL["hidden_size"], requires_grad=True)  # type: ignore[arg-type]
@@ -103,16 +104,16 @@ def test_no_token_sees_another_example(config: TrainConfig, attention: str) -> N
 def test_a_model_that_cannot_be_packed_is_refused_or_padded(config: TrainConfig) -> None:
     config = config.with_params({"model": MAMBA})
     model = build_model(config, byte_level_tokenizer(), CPU)
-    assert not set_packing(model, config)
+    assert not set_packing(model, config, WORKER)
     with pytest.raises(ValueError, match="packing: MambaForCausalLM cannot be packed: its tokens see those of other"):
-        set_packing(model, config.with_params({"packing": True}))
+        set_packing(model, config.with_params({"packing": True}), WORKER)
 
 
 def test_auto_leaves_alone_what_would_become_slow(config: TrainConfig) -> None:
     for params in ({"attention": "eager"}, {"compile": True}, {"model": MISTRAL | {"sliding_window": 127}}):
         model = build_model(config.with_params(params), byte_level_tokenizer(), CPU)
-        assert not set_packing(model, config.with_params(params))
-        assert set_packing(model, config.with_params(params | {"packing": True}))
+        assert not set_packing(model, config.with_params(params), WORKER)
+        assert set_packing(model, config.with_params(params | {"packing": True}), WORKER)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

@@ -85,7 +85,7 @@ def finetune(
     warm = warm or Warm(keep_weights=False)
     model = warm.model(config, worker.device)
     set_gradient_checkpointing(model, config.gradient_checkpointing)
-    is_packed = set_packing(model, config)
+    is_packed = set_packing(model, config, worker)
     model.train()
     torch.manual_seed(rank_seed(config.seed, worker.rank))
     parallel_model = ddp(model, worker)

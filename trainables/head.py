@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from trainables.batches import IGNORED
+from trainables.errors import is_out_of_memory
 from trainables.memory import CHUNK_BYTES
 
 logger = logging.getLogger(__name__)
@@ -306,6 +307,8 @@ def _differs(model: Any, head: _LossHead) -> str:
         expected = model(input_ids=tokens_BT).logits.float()
         found = model(input_ids=tokens_BT, only_body=True).float()
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         return f"its body alone does not give hidden states ({type(error).__name__})"
     finally:
         model.train(was_training)

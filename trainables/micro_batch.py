@@ -18,14 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from filelock import FileLock
 
 from trainables.batches import Batch, MicroBatch
 from trainables.config import TrainConfig
 from trainables.errors import OutOfMemory, is_out_of_memory
 from trainables.memory import GPU_TOKENS_PER_PASS
-from trainables.parallel import Worker
+from trainables.parallel import Worker, least_over_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ class MicroBatchSize:
         depends_on = [config.model_dump(include=_KEYS), worker.world_size, device]
         self._key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:16]
         wanted = config.micro_batch_size or _default(config, worker, tokens_per_example)
-        self.examples = _least(min(wanted, _read(self._notes).get(self._key, wanted)), worker)
+        self.examples = least_over_ranks(min(wanted, _read(self._notes).get(self._key, wanted)), worker)
 
     def shrink(self, error: OutOfMemory, batch: Batch) -> None:
         """Halves it and goes on.
@@ -104,14 +103,6 @@ def _default(config: TrainConfig, worker: Worker, tokens_per_example: float) -> 
     if worker.device.type != "cuda":
         return share
     return min(share, max(1, int(GPU_TOKENS_PER_PASS / tokens_per_example)))
-
-
-def _least(value: int, worker: Worker) -> int:
-    if worker.world_size == 1:
-        return value
-    least = torch.tensor(value, device=worker.device)
-    dist.all_reduce(least, op=dist.ReduceOp.MIN)
-    return int(least)
 
 
 @contextmanager

@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from trainables.config import TrainConfig
+from trainables.errors import is_out_of_memory
+from trainables.parallel import Worker, least_over_ranks
 
 IMPLEMENTATION = "packed_sdpa"
 # Examples of a group are at least this long, as a share of its longest: less costs padding, more costs calls.
@@ -181,15 +183,16 @@ def _varlen(
 # -- whether to pack --------------------------------------------------------------------------------------------
 
 
-def set_packing(model: nn.Module, config: TrainConfig) -> bool:
+def set_packing(model: nn.Module, config: TrainConfig, worker: Worker) -> bool:
     """Prepares a model for rows of several examples, or for one example a row.
 
     Args:
         model: A causal language model of transformers, in one piece or sharded alike on all ranks.
         config: `packing`: auto packs where that is exact and saves more than it costs.
+        worker: This rank.
 
     Returns:
-        Whether examples are to be packed.
+        Whether examples are to be packed; the same on every rank.
 
     Raises:
         ValueError: `packing` is true and the model cannot be packed.
@@ -204,9 +207,11 @@ def set_packing(model: nn.Module, config: TrainConfig) -> bool:
     if config.packing is False or (config.packing == "auto" and not is_quick):
         return False
     reason = _cannot_pack(model, config)
-    if reason and config.packing is True:
+    can_be_packed = bool(least_over_ranks(int(not reason), worker))
+    if config.packing is True and not can_be_packed:
+        reason = reason or "not on another worker"
         raise ValueError(f"packing: {type(model).__name__} cannot be packed: {reason}; set packing to auto or false")
-    return not reason
+    return can_be_packed
 
 
 def _use(model: Any, kernel: str) -> None:
@@ -255,6 +260,8 @@ def _try_packing(model: Any, is_bf16: bool) -> str:
                 model._call_impl(input_ids=tokens, **packed.inputs).logits[:, first:].float() for tokens in (row, other)
             )
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     finally:
         model.train(was_training)

@@ -25,6 +25,7 @@ from trainables.head import full_cross_entropy, linear_cross_entropy
 MIB = 1 << 20
 VOCABULARY = 151_936
 BYTES_GOAL, TIME_GOAL = 0.25, 1.05
+NAMES = ("ours", "full")
 
 
 class Head:
@@ -35,19 +36,18 @@ class Head:
         self.hidden_ND = torch.randn(num_tokens, num_features, requires_grad=True)
         self.weight_VD = (0.02 * torch.randn(vocabulary, num_features)).requires_grad_()
         self.targets_N = torch.randint(0, vocabulary, (num_tokens,))
-        self._loss_of = {"ours": self._ours, "full": self._full}
 
-    def _ours(self) -> torch.Tensor:
+    def loss(self, name: str) -> torch.Tensor:
+        """Ours, or of full logits."""
+        if name == "full":
+            return full_cross_entropy(F.linear(self.hidden_ND, self.weight_VD), self.targets_N)
         loss: torch.Tensor = linear_cross_entropy(self.hidden_ND, self.weight_VD, None, self.targets_N)
         return loss
-
-    def _full(self) -> torch.Tensor:
-        return full_cross_entropy(F.linear(self.hidden_ND, self.weight_VD), self.targets_N)
 
     def run(self, name: str) -> torch.Tensor:
         """Forward and backward pass."""
         self.hidden_ND.grad = self.weight_VD.grad = None
-        loss = self._loss_of[name]()
+        loss = self.loss(name)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
@@ -60,7 +60,7 @@ class Head:
     def faults(self) -> list[str]:
         """Where loss or gradients differ."""
         results = {}
-        for name in self._loss_of:
+        for name in NAMES:
             loss = self.run(name)
             results[name] = (loss, self.hidden_ND.grad, self.weight_VD.grad)
         faults = []
@@ -78,7 +78,7 @@ def peak_bytes(run: Callable[[], Any]) -> int:
         result = run()
     del result
     held = most = 0
-    for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
+    for event in profiler.profiler.kineto_results.events():
         if event.name() == "[memory]":
             held += event.nbytes()
             most = max(most, held)
@@ -93,16 +93,16 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     options, host = parser.parse_args(), machine()
     torch.set_num_threads(1)
-    head, names = Head(options.tokens, options.features), ("ours", "full")
+    head = Head(options.tokens, options.features)
     faults = head.faults()
     peaks = {}
-    for name in names:
+    for name in NAMES:
         head.hidden_ND.grad = head.weight_VD.grad = None
         peaks[name] = peak_bytes(lambda name=name: head.run(name))  # type: ignore[misc]
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    in_turn(names, options.pairs, lambda name: runs[name].append(head.measure(name)))
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in NAMES}
+    in_turn(NAMES, options.pairs, lambda name: runs[name].append(head.measure(name)))
     figures: dict[str, dict[str, Any]] = {
-        name: {**medians(runs[name]), "peak_mib": significant(peaks[name] / MIB)} for name in names
+        name: {**medians(runs[name]), "peak_mib": significant(peaks[name] / MIB)} for name in NAMES
     }
     ratios = {key: ratio(figures["ours"], figures["full"], key) for key in ("peak_mib", "wall_s", "cpu_s")}
     print_result(

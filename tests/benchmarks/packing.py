@@ -72,7 +72,7 @@ class Loop:
     def run(self, name: str) -> dict[str, float]:
         """All steps; losses and gradients beside the speed."""
         config = self._config.with_params({"packing": name == "ours"})
-        assert set_packing(self._model, config) == (name == "ours")
+        assert set_packing(self._model, config, WORKER) == (name == "ours")
         self._model.train()
         started, cpu_started = time.perf_counter(), time.process_time()
         loss_sum = norm = 0.0
