@@ -8,6 +8,7 @@ import torch
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2.api.exceptions import WorkerGroupError
 
+from trainables.errors import OutOfMemory
 from tuner.failures import Cause, Failure, cause_of, cause_of_group_end
 
 
@@ -32,6 +33,9 @@ def dead_actor(*, preempted: bool = False) -> ray.exceptions.RayActorError:
         (Wrapped(ZeroDivisionError("division by zero")), Failure.ERROR, "ZeroDivisionError: division by zero"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), Failure.OUT_OF_MEMORY, None),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), Failure.OUT_OF_MEMORY, None),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried"), Failure.OUT_OF_MEMORY, None),
+        (OutOfMemory(1), Failure.OUT_OF_MEMORY, "OutOfMemory: out of memory in a pass over 1 example"),
+        (Wrapped(OutOfMemory(8)), Failure.TOO_LARGE, "OutOfMemory: out of memory in a pass over 8 examples"),
         (MemoryError(), Failure.OUT_OF_MEMORY, "MemoryError"),
         (ray.exceptions.OutOfMemoryError("killed by the memory monitor"), Failure.OUT_OF_MEMORY, None),
         (dead_actor(), Failure.LOST, "a worker process died"),
@@ -53,6 +57,8 @@ def test_a_groups_end_names_the_rank_that_was_the_cause() -> None:
     assert cause_of_group_end(group).summary == "ZeroDivisionError: division by zero"
     lost = WorkerGroupError("two ranks failed", {0: Wrapped(echo), 1: WorkerHealthCheckFailedError("x", dead_actor())})
     assert cause_of_group_end(lost).failure is Failure.LOST
+    short = WorkerGroupError("x", {0: WorkerHealthCheckFailedError("x", dead_actor()), 1: Wrapped(OutOfMemory(4))})
+    assert cause_of_group_end(short).failure is Failure.TOO_LARGE
 
 
 def test_an_end_without_an_error_is_a_loss() -> None:
@@ -60,5 +66,5 @@ def test_an_end_without_an_error_is_a_loss() -> None:
 
 
 @pytest.mark.parametrize("failure", list(Failure))
-def test_only_what_is_lost_or_preempted_is_innocent(failure: Failure) -> None:
-    assert failure.is_innocent == (failure in (Failure.LOST, Failure.PREEMPTED))
+def test_what_is_lost_preempted_or_can_be_made_smaller_is_innocent(failure: Failure) -> None:
+    assert failure.is_innocent == (failure in (Failure.LOST, Failure.PREEMPTED, Failure.TOO_LARGE))

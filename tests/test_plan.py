@@ -125,6 +125,7 @@ def test_a_plan_reads_as_lines() -> None:
         "rungs 3 steps: 12, 9 steps: 4, 27 steps: 2",
         "steps about 96 (324 without early stopping)",
         "workers a trial 1 with 1 CPU and 0 GPUs each",
+        "memory a worker unknown, as the numbers of the model's architecture are not on this machine",
         "trials at once 2",
     ]
 

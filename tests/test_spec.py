@@ -125,7 +125,7 @@ FAULTS = {
     "nested key": (changed("optimizer: " + OPTIMIZER, "dataset: {limit: {type: int, low: 1, high: 8}}"), "10: search_space.dataset: holds mappings; write a nested key with a dot: dataset.limit: {type: int, low: 1, high: 8}"),
     "float for a whole number": (changed("optimizer: " + OPTIMIZER, "batch_size: {type: float, low: 8, high: 64}"), "10: search_space.batch_size.type: the key is a whole number; use type: int"),
     "bound the trainable refuses": (changed("optimizer: " + OPTIMIZER, "beta2: {type: float, low: 0.9, high: 1.5}"), "10: search_space.beta2.high: must be < 1.0, got 1.5"),
-    "choice not available": (changed("optimizer: " + OPTIMIZER, "packing: {type: categorical, choices: [false, true]}"), "10: search_space.packing.choices.1: packing is not available yet"),
+    "choice that is none": (changed("optimizer: " + OPTIMIZER, "packing: {type: categorical, choices: [false, often]}"), "10: search_space.packing.choices.1: must be true or false or auto, got the text 'often'"),
     # Conditions.
     "unknown parent": (lr("{type: float, low: 1e-5, high: 1e-2, when: {optimzer: adamw}}"), "9: search_space.learning_rate.when.optimzer: optimzer is not in search_space; did you mean optimizer?"),
     "impossible value": (lr("{type: float, low: 1e-5, high: 1e-2, when: {optimizer: adam}}"), "9: search_space.learning_rate.when.optimizer: optimizer never has this value: must be one of adamw, adafactor; got adam"),

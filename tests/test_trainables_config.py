@@ -49,7 +49,7 @@ def test_json_round_trip() -> None:
         ("lr_schedule", "cosin", "'constant', 'linear', 'cosine' or 'wsd'"),
         ("model", {"hidden_size": 64}, "needs model_type"),
         ("model", "", "at least 1 character"),
-        ("packing", True, "not available yet"),
+        ("packing", "yes", "'auto'"),
         ("lora", {"rank": 0}, "greater than 0"),
         ("lora", {"target_modules": []}, "at least 1 item"),
         ("lora.dropout", 1.0, "less than 1"),

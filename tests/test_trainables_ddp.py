@@ -163,7 +163,8 @@ def test_the_first_step_on_two_ranks_equals_the_one_in_one_process(
     alone = first_step(base_config(folder).with_params(STEPS[name]), CPU, folder, Warm())
     for rank in (0, 1):
         assert on_two[rank][name]["metrics"] == pytest.approx(alone["metrics"], rel=1e-6)
-        torch.testing.assert_close(on_two[rank][name]["weights"], alone["weights"], rtol=1e-5, atol=2e-6)
+        # Adam's first step is of the size of the rate however small a gradient, so rounding shows where that is tiny.
+        torch.testing.assert_close(on_two[rank][name]["weights"], alone["weights"], rtol=1e-5, atol=1e-5)
 
 
 def test_metrics_and_weights_are_equal_on_both_ranks(on_two: list[dict[str, Any]]) -> None:

@@ -248,6 +248,8 @@ def test_clipping_bounds_the_step_and_reports_the_norm_before_it(config: TrainCo
         {"gradient_checkpointing": "selective"},
         {"attention": "eager"},
         {"attention": "sdpa"},
+        {"packing": False},
+        {"packing": True, "attention": "eager", "micro_batch_size": 3},
     ],
 )
 def test_speed_settings_leave_the_losses_alone(config: TrainConfig, folder: Path, params: dict[str, Any]) -> None:

@@ -10,6 +10,6 @@ from __future__ import annotations
 
 # The loop itself is not imported here: torch takes seconds, and reading a config must not pay for it.
 from trainables.config import DatasetConfig, LoraConfig, TrainConfig
-from trainables.errors import CheckpointError, Diverged
+from trainables.errors import CheckpointError, Diverged, OutOfMemory
 
-__all__ = ["CheckpointError", "DatasetConfig", "Diverged", "LoraConfig", "TrainConfig"]
+__all__ = ["CheckpointError", "DatasetConfig", "Diverged", "LoraConfig", "OutOfMemory", "TrainConfig"]

@@ -1,6 +1,6 @@
 """One fine-tune from the `train` section of a study file alone: `torchrun -m trainables train.yaml`, no Ray.
 
-Exit codes: 0 done, 1 diverged or a checkpoint failed, 2 bad input.
+Exit codes: 0 done, 1 diverged, out of memory or a checkpoint failed, 2 bad input.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from trainables.checkpoint_dir import clean, newest_complete, step_dir
 from trainables.config import TrainConfig
-from trainables.errors import CheckpointError, Diverged
+from trainables.errors import CheckpointError, Diverged, OutOfMemory
 from trainables.progress import heard_by
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         train(config, options)
     except ValueError as error:
         return _fail(str(error), 2)
-    except (Diverged, CheckpointError) as error:
+    except (Diverged, CheckpointError, OutOfMemory) as error:
         return _fail(str(error), 1)
     return 0
 

@@ -1,22 +1,25 @@
 """Batches as a pure function of (seed, step): the position in the data is the step, so a resume needs nothing else.
 
 Examples come in epochs, each a permutation of its own; a batch takes the next batch_size of that endless stream, so
-every batch is full and every example is seen once an epoch. Within a batch, examples of like length share a forward
-pass: that saves padding and changes nothing else, as the loss is a sum over tokens.
+every batch is full and every example is seen once an epoch. A forward pass takes its examples end to end in one row,
+or, where they cannot be packed, padded and of like length. Neither changes anything, as the loss is a sum over tokens.
 
-Shapes: B examples, T positions.
+Shapes: B rows, T positions.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import heapq
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from trainables.data import TokenStore
+from trainables.packing import Packed, pack, to_device
 
 Indices = NDArray[np.int64]
 
@@ -28,12 +31,26 @@ class MicroBatch:
     """What one forward pass takes.
 
     Attributes:
-        tokens_BT: Token ids, padded on the right; under causal attention no real token sees the padding.
+        tokens_BT: Token ids: one row of several examples, or an example a row, padded on the right; under causal
+            attention no real token sees the padding.
         targets_BT: The token after each position, or IGNORED where it does not count (prompt, padding).
+        packed: Where the examples of one row lie; None: an example a row.
     """
 
     tokens_BT: torch.Tensor
     targets_BT: torch.Tensor
+    packed: Packed | None = None
+
+    @property
+    def num_examples(self) -> int:
+        """Examples in it."""
+        return len(self.tokens_BT) if self.packed is None else len(self.packed.lengths)
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What the model takes to return the loss."""
+        extra = {} if self.packed is None else self.packed.inputs
+        return {"input_ids": self.tokens_BT, "targets_BT": self.targets_BT, **extra}
 
 
 @dataclass(frozen=True)
@@ -97,8 +114,38 @@ def split_batch(indices: Indices, lengths: Indices, world_size: int, micro_batch
     return dealt
 
 
+def split_packed(indices: Indices, lengths: Indices, world_size: int, micro_batch_size: int) -> list[list[Indices]]:
+    """Deals a batch out to ranks and forward passes, each of about as many tokens.
+
+    Args:
+        indices: The examples of the batch.
+        lengths: Length of each of these examples.
+        world_size: Number of ranks.
+        micro_batch_size: Most examples in one forward pass.
+
+    Returns:
+        For each rank its forward passes, as many on every rank, the longest example of a pass first.
+    """
+    num_passes = -(-len(indices) // (world_size * micro_batch_size))
+    dealt: list[list[list[int]]] = [[[] for _ in range(num_passes)] for _ in range(world_size)]
+    fewest = [(0, turn, rank) for turn in range(num_passes) for rank in range(world_size)]
+    for place in np.argsort(-lengths, kind="stable"):
+        tokens, turn, rank = heapq.heappop(fewest)
+        dealt[rank][turn].append(int(indices[place]))
+        if len(dealt[rank][turn]) < micro_batch_size:
+            heapq.heappush(fewest, (tokens + int(lengths[place]), turn, rank))
+    return [[np.array(group, dtype=np.int64) for group in passes] for passes in dealt]
+
+
 def make_batch(
-    store: TokenStore, indices: Indices, rank: int, world_size: int, micro_batch_size: int, device: torch.device
+    store: TokenStore,
+    indices: Indices,
+    rank: int,
+    world_size: int,
+    micro_batch_size: int,
+    device: torch.device,
+    *,
+    is_packed: bool = False,
 ) -> Batch:
     """Builds one rank's part of a batch.
 
@@ -109,11 +156,13 @@ def make_batch(
         world_size: Number of ranks.
         micro_batch_size: Most examples in one forward pass.
         device: Where the tensors go.
+        is_packed: Lay the examples of a pass end to end in one row instead of padding them.
     """
     lengths = store.starts[indices + 1] - store.starts[indices]
-    groups = split_batch(indices, lengths, world_size, micro_batch_size)[rank]
+    split, lay_out = (split_packed, collate_packed) if is_packed else (split_batch, collate)
+    groups = split(indices, lengths, world_size, micro_batch_size)[rank]
     return Batch(
-        micro_batches=[collate(store, group, device) for group in groups],
+        micro_batches=[lay_out(store, group, device) for group in groups],
         num_targets=int(store.num_targets[indices].sum()),
         num_tokens=int(lengths.sum()),
     )
@@ -132,11 +181,17 @@ def collate(store: TokenStore, indices: Indices, device: torch.device) -> MicroB
     for row, (tokens, counts) in enumerate(examples):
         tokens_BT[row, : len(tokens) - 1] = tokens[:-1]
         targets_BT[row, : len(tokens) - 1] = np.where(counts[1:], tokens[1:].astype(np.int64), IGNORED)
-    return MicroBatch(_to_device(tokens_BT, device), _to_device(targets_BT, device))
+    return MicroBatch(to_device(tokens_BT, device), to_device(targets_BT, device))
 
 
-def _to_device(array: NDArray[np.int64], device: torch.device) -> torch.Tensor:
-    tensor = torch.from_numpy(array)
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+def collate_packed(store: TokenStore, indices: Indices, device: torch.device) -> MicroBatch:
+    """Lays examples, the longest first, end to end in one row; without any it is one position without a target."""
+    examples = [store.example(int(index)) for index in indices]
+    if not examples:
+        return replace(collate(store, indices, device), packed=pack([1], device))
+    tokens_T = np.concatenate([tokens[:-1] for tokens, _ in examples]).astype(np.int64)
+    targets_T = np.concatenate([tokens[1:] for tokens, _ in examples]).astype(np.int64)
+    counts_T = np.concatenate([counts[1:] for _, counts in examples])
+    targets_T = np.where(counts_T, targets_T, IGNORED)
+    packed = pack([len(tokens) - 1 for tokens, _ in examples], device)
+    return MicroBatch(to_device(tokens_T[None], device), to_device(targets_T[None], device), packed)

@@ -77,8 +77,10 @@ class TrainConfig(_Section):
     """The examples."""
     max_length: Annotated[int, Strict(), Field(ge=2)] = 1024
     """Longest example in tokens; what is longer is cut off at the end."""
-    packing: Bool = False
-    """Several examples in one row without attention between them. Not available yet."""
+    packing: Bool | Literal["auto"] = "auto"
+    """Lay the examples of a forward pass end to end in one row, without attention between them, instead of padding
+    them to the longest. Changes speed and memory, not the result. auto: where the model can be packed with its fast
+    attention kernel, without compile; true: refuse a model that cannot."""
     response_only: Bool = False
     """Only the tokens of the response (instruction) or of the assistant (chat) count in the loss. Plain text has
     no prompt: all of it counts."""
@@ -93,8 +95,8 @@ class TrainConfig(_Section):
     batch_size: PositiveInt = 8
     """Examples per optimizer step over all workers."""
     micro_batch_size: PositiveInt | None = None
-    """Examples per worker and forward pass; gradients accumulate up to batch_size. Null: found. Changes speed and
-    memory, not the result."""
+    """Most examples per worker and forward pass; gradients accumulate up to batch_size. Null: found. Changes speed
+    and memory, not the result."""
 
     learning_rate: Positive = 2e-5
     """Peak learning rate."""
@@ -144,13 +146,6 @@ class TrainConfig(_Section):
         if isinstance(model, dict) and not isinstance(model.get("model_type"), str):
             raise ValueError("an inline architecture needs model_type, e.g. {model_type: qwen2, hidden_size: 64}")
         return model
-
-    @field_validator("packing")
-    @classmethod
-    def _check_packing(cls, packing: bool) -> bool:
-        if packing:
-            raise ValueError("packing is not available yet; remove it or set it to false")
-        return packing
 
     @model_validator(mode="after")
     def _check_flash_precision(self) -> Self:

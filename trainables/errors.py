@@ -20,3 +20,33 @@ class Diverged(Exception):
 
 class CheckpointError(Exception):
     """A checkpoint could not be written or read; raised on every rank alike."""
+
+
+class OutOfMemory(Exception):
+    """The memory does not suffice for a forward and backward pass over so many examples.
+
+    Attributes:
+        num_examples: Examples of the pass.
+    """
+
+    def __init__(self, num_examples: int) -> None:
+        super().__init__(num_examples)
+        self.num_examples = num_examples
+
+    @property
+    def can_shrink(self) -> bool:
+        """Whether passes of fewer examples may fit."""
+        return self.num_examples > 1
+
+    def __str__(self) -> str:
+        examples = "1 example" if self.num_examples == 1 else f"{self.num_examples} examples"
+        return f"out of memory in a pass over {examples}"
+
+
+_NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "bad_alloc")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception, of whichever library, says that there is not enough memory."""
+    is_named_so = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return is_named_so or any(sign in str(error).lower() for sign in _NO_MEMORY)

@@ -6,7 +6,7 @@ for report in finetune(config, worker, cache_dir=cache_dir):
 Whatever changes the numbers is in sight here: the order of examples and the learning rate are functions of the step
 (batches.py, optim.py), the loss is a mean over the target tokens of the whole batch, whoever computes them.
 
-Shapes: B examples, T positions, V words of the vocabulary.
+Shapes: B rows, T positions.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from trainables.batches import IGNORED, Batch, MicroBatch, make_batch, train_indices
+from trainables.batches import Batch, MicroBatch, make_batch, train_indices
 from trainables.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from trainables.config import TrainConfig
 from trainables.data import TokenStore
 from trainables.divergence import DivergenceWatch
-from trainables.errors import Diverged
+from trainables.errors import Diverged, OutOfMemory
 from trainables.interval import History, Interval
+from trainables.micro_batch import MicroBatchSize, one_pass
 from trainables.model import max_positions, set_gradient_checkpointing
 from trainables.optim import learning_rate_at, make_optimizer, set_learning_rate
+from trainables.packing import set_packing
 from trainables.parallel import Worker, accumulating, clip_gradients, ddp, sum_over_ranks
 from trainables.warm import Warm
 
 __all__ = ["Report", "TrainState", "Warm", "Worker", "finetune", "load_checkpoint", "save_checkpoint"]
 
 EVAL_BATCH_SIZE = 32
-_GPU_TOKENS_PER_PASS = 16_384
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,13 @@ def finetune(
     Raises:
         ValueError: The data or the model cannot be had, or there are too few examples for one batch.
         Diverged: A loss is not finite.
+        OutOfMemory: Not one example fits into memory, or, with several ranks, fewer have to be tried in a new attempt.
         CheckpointError: `resume_from` cannot be read.
     """
     warm = warm or Warm(keep_weights=False)
     model = warm.model(config, worker.device)
     set_gradient_checkpointing(model, config.gradient_checkpointing)
+    is_packed = set_packing(model, config, worker)
     model.train()
     torch.manual_seed(rank_seed(config.seed, worker.rank))
     parallel_model = ddp(model, worker)
@@ -98,16 +100,29 @@ def finetune(
         yield Report(state.step, state.metrics, (), 0.0, 0.0, is_last=True, state=state)
         return
 
-    micro_batch_size = config.micro_batch_size or default_micro_batch_size(config, worker)
-    eval_batch = make_eval_batch(eval_data, config, worker, micro_batch_size)
+    tokens_per_example = float(train_data.lengths.mean()) if is_packed else config.max_length
+    micro_batch_size = MicroBatchSize(config, worker, cache_dir, tokens_per_example)
+    eval_batch = make_eval_batch(eval_data, config, worker, micro_batch_size.examples, is_packed)
     watch, interval = DivergenceWatch(worker.device), Interval()
     try:
         while state.step < config.max_steps:
             indices = train_indices(config.seed, state.step, config.batch_size, len(train_data))
-            batch = make_batch(train_data, indices, worker.rank, worker.world_size, micro_batch_size, worker.device)
+            batch = make_batch(
+                train_data,
+                indices,
+                worker.rank,
+                worker.world_size,
+                micro_batch_size.examples,
+                worker.device,
+                is_packed=is_packed,
+            )
             learning_rate = learning_rate_at(state.step, config)
             set_learning_rate(optimizer, learning_rate)
-            loss_sum, grad_norm = train_step(parallel_model, optimizer, batch, config, worker)
+            try:
+                loss_sum, grad_norm = train_step(parallel_model, optimizer, batch, config, worker)
+            except OutOfMemory as error:
+                micro_batch_size.shrink(error, batch)
+                continue
 
             state.step += 1
             state.tokens += batch.num_tokens
@@ -119,7 +134,8 @@ def finetune(
                 watch.flush()
                 interval.end_training(worker)
                 measured, history = interval.summary(state.step, worker)
-                eval_loss = evaluate(model, eval_batch, config, worker)
+                while (eval_loss := evaluate_or_shrink(model, eval_batch, config, worker, micro_batch_size)) is None:
+                    eval_batch = make_eval_batch(eval_data, config, worker, micro_batch_size.examples, is_packed)
                 if not math.isfinite(eval_loss):
                     raise Diverged(state.step)
                 interval.end_evaluation()
@@ -146,7 +162,7 @@ def train_step(
     # The mean over the target tokens of the whole batch; the factor undoes the mean over ranks that DDP takes.
     scale = worker.world_size / batch.num_targets
     for number, micro_batch in enumerate(batch.micro_batches, start=1):
-        with accumulating(model, is_last=number == len(batch.micro_batches)):
+        with accumulating(model, is_last=number == len(batch.micro_batches)), one_pass(micro_batch):
             loss = token_loss_sum(model, micro_batch, config)
             (loss * scale).backward()  # type: ignore[no-untyped-call]
         loss_sum += loss.detach()
@@ -156,16 +172,15 @@ def train_step(
 
 
 def token_loss_sum(model: nn.Module, micro_batch: MicroBatch, config: TrainConfig) -> torch.Tensor:
-    """Cross entropy summed over the target tokens, in float32; zero where there are none.
+    """Cross entropy summed over the target tokens, in float32; zero where there are none. See head.py.
 
-    No attention mask: padding is on the right and attention causal, so no real token sees it.
+    No attention mask: attention is causal and stays within an example, and padding is on the right, where no real
+    token sees it.
     """
-    tokens_BT, targets_BT = micro_batch.tokens_BT, micro_batch.targets_BT
-    with torch.autocast(tokens_BT.device.type, dtype=torch.bfloat16, enabled=config.precision == "bf16"):
-        logits_BTV = model(input_ids=tokens_BT).logits
-    return F.cross_entropy(
-        logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), ignore_index=IGNORED, reduction="sum"
-    )
+    device_type = micro_batch.tokens_BT.device.type
+    with torch.autocast(device_type, dtype=torch.bfloat16, enabled=config.precision == "bf16"):
+        loss: torch.Tensor = model(**micro_batch.inputs)
+    return loss
 
 
 @torch.no_grad()
@@ -174,25 +189,32 @@ def evaluate(model: nn.Module, batch: Batch, config: TrainConfig, worker: Worker
     model.eval()
     loss_sum = torch.zeros((), dtype=torch.float64, device=worker.device)
     for micro_batch in batch.micro_batches:
-        loss_sum += token_loss_sum(model, micro_batch, config)
+        with one_pass(micro_batch):
+            loss_sum += token_loss_sum(model, micro_batch, config)
     model.train()
     return float(sum_over_ranks(loss_sum, worker)) / batch.num_targets
 
 
-def make_eval_batch(eval_data: TokenStore, config: TrainConfig, worker: Worker, micro_batch_size: int) -> Batch:
+def evaluate_or_shrink(
+    model: nn.Module, batch: Batch, config: TrainConfig, worker: Worker, micro_batch_size: MicroBatchSize
+) -> float | None:
+    """As `evaluate`; None where its passes do not fit into memory and are to be made smaller."""
+    try:
+        return evaluate(model, batch, config, worker)
+    except OutOfMemory as error:
+        micro_batch_size.shrink(error, batch)
+        return None
+
+
+def make_eval_batch(
+    eval_data: TokenStore, config: TrainConfig, worker: Worker, micro_batch_size: int, is_packed: bool = False
+) -> Batch:
     """The evaluation examples as one batch; which they are depends neither on batch_size nor on the hardware."""
     num = len(eval_data)
     if config.eval_batches is not None:
         num = min(num, config.eval_batches * EVAL_BATCH_SIZE)
-    return make_batch(eval_data, np.arange(num), worker.rank, worker.world_size, micro_batch_size, worker.device)
-
-
-def default_micro_batch_size(config: TrainConfig, worker: Worker) -> int:
-    """Examples per forward pass where the config leaves it open: a rank's whole share, on a GPU as memory allows."""
-    share = math.ceil(config.batch_size / worker.world_size)
-    if worker.device.type != "cuda":
-        return share
-    return min(share, max(1, _GPU_TOKENS_PER_PASS // config.max_length))
+    rank, world_size = worker.rank, worker.world_size
+    return make_batch(eval_data, np.arange(num), rank, world_size, micro_batch_size, worker.device, is_packed=is_packed)
 
 
 def check_data(train_data: TokenStore, eval_data: TokenStore, model: nn.Module, config: TrainConfig) -> None:

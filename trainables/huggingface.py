@@ -24,19 +24,20 @@ from trainables.checkpoint import TrainState, load_checkpoint
 from trainables.config import TrainConfig
 from trainables.data import TokenStore
 from trainables.divergence import DivergenceWatch
-from trainables.errors import Diverged
+from trainables.errors import Diverged, OutOfMemory
 from trainables.finetune import (
     Report,
     check_data,
-    default_micro_batch_size,
-    evaluate,
+    evaluate_or_shrink,
     make_eval_batch,
     rank_seed,
     train_step,
 )
 from trainables.interval import Interval
+from trainables.micro_batch import MicroBatchSize
 from trainables.model import set_gradient_checkpointing
 from trainables.optim import learning_rate_at, make_optimizer, set_learning_rate
+from trainables.packing import set_packing
 from trainables.parallel import Worker
 from trainables.warm import Warm
 
@@ -54,16 +55,17 @@ def huggingface(
         Diverged: A loss is not finite.
         CheckpointError: `resume_from` cannot be read.
     """
-    if config.packing:
-        raise ValueError("packing: not with trainable: huggingface; set it to false or use ddp")
     warm = warm or Warm(keep_weights=False)
     model = warm.model(config, worker.device)
     set_gradient_checkpointing(model, config.gradient_checkpointing)
+    is_packed = set_packing(model, config, worker)
     optimizer = make_optimizer(model, config)
     train_data, eval_data = warm.data(config, "train", cache_dir), warm.data(config, "eval", cache_dir)
     check_data(train_data, eval_data, model, config)
 
-    loop = _Loop(TrainState(model, optimizer), train_data, eval_data, config, worker)
+    tokens_per_example = float(train_data.lengths.mean()) if is_packed else config.max_length
+    micro_batch_size = MicroBatchSize(config, worker, cache_dir, tokens_per_example)
+    loop = _Loop(TrainState(model, optimizer), train_data, eval_data, config, worker, micro_batch_size, is_packed)
     trainer = _make_trainer(loop, cache_dir)
     trainer.callback_handler.processing_class = warm.tokenizer(config)
     model.train()
@@ -98,14 +100,22 @@ class _Loop:
     """What `finetune` does in a step and at a report, to be called by the Trainer."""
 
     def __init__(
-        self, state: TrainState, train_data: TokenStore, eval_data: TokenStore, config: TrainConfig, worker: Worker
+        self,
+        state: TrainState,
+        train_data: TokenStore,
+        eval_data: TokenStore,
+        config: TrainConfig,
+        worker: Worker,
+        micro_batch_size: MicroBatchSize,
+        is_packed: bool,
     ) -> None:
         self.state = state
         self.config = config
         self.worker = worker
         self.train_data = train_data
-        self._micro_batch_size = config.micro_batch_size or default_micro_batch_size(config, worker)
-        self._eval_batch = make_eval_batch(eval_data, config, worker, self._micro_batch_size)
+        self._eval_data = eval_data
+        self._micro_batch_size, self._is_packed = micro_batch_size, is_packed
+        self._eval_batch = self._make_eval_batch()
         self._watch, self._interval = DivergenceWatch(worker.device), Interval()
         self._num_tokens = 0
         self._last: Report | None = None
@@ -122,13 +132,17 @@ class _Loop:
         """The next optimizer step's examples."""
         config, worker = self.config, self.worker
         indices = train_indices(config.seed, self.state.step, config.batch_size, len(self.train_data))
-        rank, world_size = worker.rank, worker.world_size
-        return make_batch(self.train_data, indices, rank, world_size, self._micro_batch_size, worker.device)
+        size, rank, world_size = self._micro_batch_size.examples, worker.rank, worker.world_size
+        return make_batch(self.train_data, indices, rank, world_size, size, worker.device, is_packed=self._is_packed)
 
     def backward(self, model: Any, batch: Batch) -> torch.Tensor:
         """Gradients of a batch, clipped; returns its loss. The Trainer makes the optimizer's step."""
         later = cast(torch.optim.Optimizer, _WithoutStep(self.state.optimizer))
-        loss_sum, grad_norm = train_step(model, later, batch, self.config, self.worker)
+        try:
+            loss_sum, grad_norm = train_step(model, later, batch, self.config, self.worker)
+        except OutOfMemory as error:
+            self._micro_batch_size.shrink(error, batch)
+            return self.backward(model, self.batch())
         self._interval.add(batch, loss_sum, grad_norm, learning_rate_at(self.state.step, self.config))
         self._watch.push(self.state.step + 1, grad_norm)
         self._num_tokens = batch.num_tokens
@@ -147,7 +161,7 @@ class _Loop:
         self._watch.flush()
         self._interval.end_training(worker)
         measured, history = self._interval.summary(state.step, worker)
-        eval_loss = evaluate(state.model, self._eval_batch, self.config, worker)
+        eval_loss = self._evaluate()
         if not math.isfinite(eval_loss):
             raise Diverged(state.step)
         self._interval.end_evaluation()
@@ -158,6 +172,16 @@ class _Loop:
         self._last = Report(state.step, state.metrics, history, *seconds, is_last, state)
         self._interval = Interval()
         return self._last
+
+    def _evaluate(self) -> float:
+        model, size = self.state.model, self._micro_batch_size
+        while (eval_loss := evaluate_or_shrink(model, self._eval_batch, self.config, self.worker, size)) is None:
+            self._eval_batch = self._make_eval_batch()
+        return eval_loss
+
+    def _make_eval_batch(self) -> Batch:
+        size = self._micro_batch_size.examples
+        return make_eval_batch(self._eval_data, self.config, self.worker, size, self._is_packed)
 
 
 class _WithoutStep:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from trainables.config import TrainConfig
+from trainables.head import add_token_loss
 from trainables.progress import Bar, bars_told
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def build_model(config: TrainConfig, tokenizer: PreTrainedTokenizerBase, device:
         raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, the model only {num_embeddings}")
     model.config.use_cache = False
     placed: nn.Module = model.to(device)
+    add_token_loss(placed)
     return placed
 
 

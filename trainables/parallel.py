@@ -72,6 +72,15 @@ def sum_over_ranks(values: torch.Tensor, worker: Worker) -> torch.Tensor:
     return values
 
 
+def least_over_ranks(value: int, worker: Worker) -> int:
+    """The smallest of all ranks' values."""
+    if worker.world_size == 1:
+        return value
+    least = torch.tensor(value, device=worker.device)
+    dist.all_reduce(least, op=dist.ReduceOp.MIN)
+    return int(least)
+
+
 def barrier(worker: Worker) -> None:
     """Waits for all ranks."""
     if worker.world_size > 1:

@@ -1,7 +1,8 @@
 """Why trials fail: the class of a failure, one line about it, and whether trying again makes sense.
 
-A worker that was lost or preempted did nothing wrong and is tried again; what the trial itself does wrong counts
-against `failures.max_failures`; a loss that is not finite is final.
+A worker that was lost or preempted did nothing wrong and is tried again; so is a trial whose forward passes were too
+large for the memory, as the next attempt makes smaller ones. What the trial itself does wrong counts against
+`failures.max_failures`; a loss that is not finite is final.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from trainables.errors import is_out_of_memory
+
 
 class Failure(StrEnum):
     """Classes of failure, in the words of a trial's `reason`."""
 
     OUT_OF_MEMORY = "out of memory"
+    TOO_LARGE = "passes too large"
     ERROR = "error"
     LOST = "lost"
     PREEMPTED = "preempted"
@@ -22,7 +26,7 @@ class Failure(StrEnum):
     @property
     def is_innocent(self) -> bool:
         """Whether the trial is not to blame."""
-        return self in (Failure.LOST, Failure.PREEMPTED)
+        return self in (Failure.LOST, Failure.PREEMPTED, Failure.TOO_LARGE)
 
 
 @dataclass(frozen=True)
@@ -62,13 +66,15 @@ def cause_of_group_end(error: BaseException | None) -> Cause:
 
 def classify(error: BaseException) -> Failure:
     """The class of an exception, of whichever library it comes from."""
+    # What wraps it quotes it: the error itself is asked first.
+    if any(getattr(link, "can_shrink", False) for link in _chain(error)):
+        return Failure.TOO_LARGE
     for link in _chain(error):
-        name, text = type(link).__name__, str(link).lower()
-        if isinstance(link, MemoryError) or name == "OutOfMemoryError" or any(sign in text for sign in NO_MEMORY):
+        if is_out_of_memory(link):
             return Failure.OUT_OF_MEMORY
         if getattr(link, "preempted", False):
             return Failure.PREEMPTED
-        if name in LOST:
+        if type(link).__name__ in LOST:
             return Failure.LOST
     return Failure.ERROR
 
@@ -84,7 +90,6 @@ LOST = {
     "WorkerHealthCheckFailedError",
     "WorkerHealthCheckTimeoutError",
 }
-NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
 CONSEQUENCES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection was likely closed")
 
 
@@ -113,7 +118,7 @@ def _wrapped(error: BaseException) -> Iterator[BaseException]:
     return (inner for name in names if isinstance(inner := getattr(error, name, None), BaseException))
 
 
-def _consequence(cause: Cause) -> tuple[bool, bool]:
+def _consequence(cause: Cause) -> tuple[bool, bool, bool]:
     """Sorts causes before what they caused: a rank that dies has the others fail in their next collective."""
     is_echo = any(sign in cause.detail for sign in CONSEQUENCES)
-    return is_echo, cause.failure is Failure.ERROR
+    return is_echo, cause.failure is Failure.ERROR, cause.failure is Failure.LOST

@@ -79,7 +79,7 @@ class _Loader:
             parts["search"] = self._search(parts["search"], space)
         parts |= self._resolved(parts, *lengths)
         head: dict[str, Any] = {key: data[key] for key in ("study", "trainable") if key in data}
-        return {**head, "train": train, "search_space": space, **parts}
+        return {**head, "train": train | self._unsaid(train, space), "search_space": space, **parts}
 
     def report(self, key: KeyPath, message: str) -> None:
         """Notes a fault, unless its key has one already."""
@@ -177,6 +177,11 @@ class _Loader:
         located = [rules.locate_file(place, Path(self._source.path).parent) for place in places]
         self._all(((*key, index), fault) for index, (_, fault) in enumerate(located) if fault)
         return train | {"callbacks": [place for place, _ in located]}
+
+    def _unsaid(self, train: dict[str, Any], space: SearchSpace) -> dict[str, Any]:
+        """Defaults of train that were others once: written out, they stay what they are to a study that is resumed."""
+        is_said = self._custom or "packing" in train or "packing" in space.parameters
+        return {} if is_said else {"packing": TrainConfig.model_fields["packing"].default}
 
     def _lengths(self, train: dict[str, Any], space: SearchSpace, scheduler: Any) -> tuple[int | None, int | None]:
         """Checks the constants and what is searched; returns (max_steps, eval_every), None where not legal."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tuner.search_space import Parameter
@@ -60,6 +60,8 @@ class Plan:
         cpus_per_worker: CPU cores of a worker.
         gpus_per_worker: GPUs of a worker; None while the cluster is not known.
         slots: Trials at once; None while the cluster is not known.
+        memory: What a worker's device must hold; why that is not known, where it is not; empty for a trainable of the
+            user's own.
         shortfall: What was requested against what is available where no trial fits; else empty.
         warnings: What is legal but probably not meant.
     """
@@ -76,6 +78,7 @@ class Plan:
     cpus_per_worker: float
     gpus_per_worker: float | None
     slots: int | None
+    memory: str = ""
     shortfall: str = ""
     warnings: tuple[str, ...] = ()
 
@@ -90,6 +93,8 @@ class Plan:
             facts["rungs"] = ", ".join(f"{rung.step} steps: {rung.trials}" for rung in self.rungs)
         facts["steps"] = self._steps()
         facts["workers a trial"] = f"{self.num_workers} with {self._worker()} each"
+        if self.memory:
+            facts["memory a worker"] = self.memory
         facts["trials at once"] = "as many as the cluster holds" if self.slots is None else str(self.slots)
         if self.shortfall:
             facts["trials at once"] = f"none: {self.shortfall}"
@@ -165,6 +170,7 @@ def make_plan(spec: StudySpec, capacity: Capacity | None) -> Plan:
         cpus_per_worker=spec.scaling.cpus_per_worker,
         gpus_per_worker=gpus_per_worker(spec, capacity),
         slots=_planned_slots(spec, capacity),
+        memory=memory_per_worker(spec, capacity),
         shortfall="" if capacity is None else shortfall(spec, capacity),
         warnings=tuple(spec.warnings()),
     )
@@ -199,6 +205,38 @@ def gpus_per_worker(spec: StudySpec, capacity: Capacity | None) -> float | None:
     if asked != "auto":
         return asked
     return None if capacity is None else float(capacity.gpus > 0)
+
+
+def memory_per_worker(spec: StudySpec, capacity: Capacity | None) -> str:
+    """What the largest trial takes on each worker, in one line."""
+    if spec.is_custom:
+        return ""
+    from trainables.memory import Memory, architecture_of, estimate
+
+    device = "cpu" if gpus_per_worker(spec, capacity) == 0 else "cuda"
+    largest: Memory | None = None
+    params = {name: _bounds(parameter)[0] for name, parameter in spec.search_space.parameters.items()}
+    # One parameter after the other: what takes more with one takes more with all.
+    for name, parameter in spec.search_space.parameters.items():
+        for value in _bounds(parameter):
+            try:
+                config = spec.train_config(params | {name: value})
+            except ValueError:
+                continue
+            architecture = architecture_of(config)
+            if architecture is None:
+                return "unknown, as the numbers of the model's architecture are not on this machine"
+            is_sharded, workers = spec.trainable == "fsdp", spec.scaling.num_workers
+            found = estimate(config, architecture, world_size=workers, is_sharded=is_sharded, device=device)
+            if largest is None or found.peak > largest.peak:
+                largest, params = found, params | {name: value}
+    return str(largest) if largest is not None else ""
+
+
+def _bounds(parameter: Parameter) -> list[Any]:
+    if parameter.type == "categorical":
+        return list(parameter.choices)
+    return [parameter.low, parameter.high]
 
 
 def describe(parameter: Parameter) -> str:

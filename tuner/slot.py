@@ -15,7 +15,7 @@ from ray import tune
 from ray.experimental import internal_kv
 
 from tuner.channel import Assignment, Ended, Go, Heard, Preparing, Reported, Saved, Start, Stop, Warned
-from tuner.failures import Failure
+from tuner.failures import Cause, Failure
 from tuner.worker_group import PATIENCE_S, SlotSettings, WorkerGroup
 
 POLL_S = 0.2
@@ -64,6 +64,7 @@ class TrialSlot(tune.Trainable):
         self._is_running, self._is_waiting = True, False
         self._asked_to_stop_at: float | None = None
         self._failures: list[str] = []
+        self._shrunk_after: set[str] = set()
         self._warnings: list[str] = []
         self._start()
 
@@ -136,8 +137,7 @@ class TrialSlot(tune.Trainable):
         """Start the trial again after a failure, while it has attempts left and no error came twice."""
         if ended.cause is None or ended.outcome == "unsaved" or self._asked_to_stop_at is not None:
             return False
-        # A worker that is lost again and again without getting any further is lost for a reason.
-        if not ended.cause.failure.is_innocent or self._step == self._assignment.reported_step:
+        if self._costs_an_attempt(ended.cause):
             repeated = ended.cause.failure is Failure.ERROR and ended.cause.reason in self._failures
             self._failures.append(ended.cause.reason)
             if repeated or len(self._failures) > self._settings.max_failures:
@@ -146,6 +146,14 @@ class TrialSlot(tune.Trainable):
         self._assignment = replace(self._assignment, reported_step=self._step)
         self._start()
         return True
+
+    def _costs_an_attempt(self, cause: Cause) -> bool:
+        if cause.failure is Failure.TOO_LARGE and cause.reason not in self._shrunk_after:
+            # The next attempt makes smaller passes, so this cannot go on for ever.
+            self._shrunk_after.add(cause.reason)
+            return False
+        # A worker that is lost again and again without getting any further is lost for a reason.
+        return not cause.failure.is_innocent or self._step == self._assignment.reported_step
 
     def _let_go(self, *, save: bool) -> None:
         """Have the worker leave the trial; one that does not is ended with its group."""

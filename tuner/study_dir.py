@@ -112,7 +112,7 @@ def read_spec(directory: Path) -> StudySpec:
     """
     path = directory / SPEC
     try:
-        return StudySpec.model_validate_json(path.read_text(encoding="utf-8"))
+        return _as_it_was(StudySpec.model_validate_json(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         faults = error.errors() if isinstance(error, ValidationError) else []
         reason = faults[0]["msg"] if faults else getattr(error, "strerror", None) or str(error)
@@ -120,3 +120,10 @@ def read_spec(directory: Path) -> StudySpec:
             f"{path} cannot be read: {reason}",
             f"Put it back from a copy, or make it anew: tune run {directory / SOURCE} --name OTHER",
         ) from error
+
+
+def _as_it_was(spec: StudySpec) -> StudySpec:
+    """With what was not written out when there was no choice: no examples were packed."""
+    if spec.is_custom or "packing" in spec.search_space.parameters:
+        return spec
+    return spec.model_copy(update={"train": {"packing": False, **spec.train}})

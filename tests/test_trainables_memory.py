@@ -1,0 +1,220 @@
+"""Passes that do not fit into memory are halved, and nothing else changes; what a trial will take is estimated."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.benchmarks.head import peak_bytes
+from tests.benchmarks.packing import alpaca_like
+from tests.tiny import CPU, run_ranks, tiny_config, train, without_speed, write_texts
+from trainables.batches import make_batch
+from trainables.config import TrainConfig
+from trainables.errors import OutOfMemory
+from trainables.finetune import Worker, train_step
+from trainables.memory import architecture_of, estimate
+from trainables.micro_batch import NOTES
+from trainables.model import build_model, set_gradient_checkpointing
+from trainables.optim import make_optimizer
+from trainables.packing import set_packing
+from trainables.tokenizer import byte_level_tokenizer
+from tuner.failures import cause_of
+from tuner.plan import make_plan
+from tuner.spec import load_spec
+
+MIB = 1 << 20
+
+
+@contextmanager
+def limited_memory(more_bytes: int) -> Iterator[None]:
+    """Whatever asks for more than this beyond what the process has fails to get it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    # What was freed before is not to be had again.
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + more_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def large_config(folder: Path) -> TrainConfig:
+    # Attention that makes few and large tensors: a pass over 16 examples takes some 70 MB for each.
+    settings = {"max_length": 512, "batch_size": 16, "max_steps": 1, "eval_every": 1, "eval_batches": 1}
+    return tiny_config(folder / "texts.jsonl", **settings, attention="eager", packing=False)
+
+
+def _short_of_memory(worker: Worker, folder: Path) -> dict[str, Any]:
+    config = large_config(folder)
+    # What is allocated once is there before memory becomes short.
+    train(config.with_params({"micro_batch_size": 1, "max_steps": 1}), folder / "first")
+    result: dict[str, Any] = {"one": without_speed(train(config.with_params({"micro_batch_size": 1}), folder / "one"))}
+    with limited_memory(120 * MIB):
+        result["found"] = without_speed(train(config, folder / "cache"))
+        result["notes"] = json.loads((folder / "cache" / NOTES).read_text())
+        result["again"] = without_speed(train(config, folder / "cache"))
+    with limited_memory(MIB):
+        try:
+            train(config, folder / "cache")
+        except OutOfMemory as error:
+            result["failure"] = (error.num_examples, cause_of(error).reason)
+    return result
+
+
+def test_passes_that_do_not_fit_are_halved_and_the_size_is_remembered(tmp_path: Path) -> None:
+    write_texts(tmp_path / "texts.jsonl", num=64, max_words=100)
+    [result] = run_ranks(_short_of_memory, 1, tmp_path)
+    [size] = result["notes"].values()
+    assert 1 <= size < 16
+    for (found, _), (one, _) in zip(result["found"], result["one"], strict=True):
+        assert found == pytest.approx(one, rel=1e-5)
+    for (again, _), (one, _) in zip(result["again"], result["one"], strict=True):
+        assert again == pytest.approx(one, rel=1e-5)
+    assert result["failure"] == (1, "out of memory: OutOfMemory: out of memory in a pass over 1 example")
+
+
+def _rank_one_short_of_memory(worker: Worker, folder: Path) -> tuple[str, int, list[Any]]:
+    config = large_config(folder)
+    limit = 40 * MIB if worker.rank == 1 else 8192 * MIB
+    train(config.with_params({"micro_batch_size": 1, "max_steps": 1}), folder / "first", worker=worker)
+    try:
+        with limited_memory(limit):
+            reports = train(config, folder / "cache", worker=worker)
+    except (OutOfMemory, RuntimeError) as error:
+        # The end of the process is what frees the others.
+        return type(error).__name__, getattr(error, "num_examples", 0), []
+    return "completed", 0, without_speed(reports)
+
+
+@pytest.mark.slow
+def test_a_rank_short_of_memory_ends_the_attempt_on_all_and_the_next_one_is_smaller(tmp_path: Path) -> None:
+    write_texts(tmp_path / "texts.jsonl", num=64, max_words=100)
+    attempts = []
+    while not attempts or attempts[-1][1][0] != "completed":
+        attempts.append(run_ranks(_rank_one_short_of_memory, 2, tmp_path))
+        assert len(attempts) <= 4
+    *failed, [(_, _, reports), (_, _, reports_of_one)] = attempts
+    assert [one[:2] for _, one in failed] == [("OutOfMemory", size) for size in (8, 4, 2)][: len(failed)]
+    assert {zero[0] for zero, _ in failed} == {"RuntimeError"}
+    alone = without_speed(train(large_config(tmp_path), tmp_path / "alone"))
+    assert reports == reports_of_one
+    assert reports[0][0] == pytest.approx(alone[0][0], rel=1e-5)
+
+
+QWEN2 = {
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+WIDE = {"hidden_size": 512, "intermediate_size": 1024, "vocab_size": 8000}
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen2": QWEN2,
+    "tied": QWEN2 | {"tie_word_embeddings": True},
+    "llama": QWEN2 | {"model_type": "llama", "head_dim": 32},
+    "gpt2": {"model_type": "gpt2", "n_embd": 64, "n_layer": 4, "n_head": 4},
+    "experts": QWEN2
+    | {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+}
+
+
+def config_of(model: dict[str, Any], **settings: Any) -> TrainConfig:
+    values = {"model": model, "dataset": {"path": "x"}, "precision": "fp32", "batch_size": 16}
+    return TrainConfig.model_validate(values | settings)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_parameters_of_a_model_are_counted_from_its_numbers(name: str) -> None:
+    config = config_of(MODELS[name])
+    architecture = architecture_of(config)
+    assert architecture is not None
+    model = build_model(config, byte_level_tokenizer(), CPU.device)
+    assert architecture.parameters == pytest.approx(sum(p.numel() for p in model.parameters()), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ({}, {}),
+        ({}, {"precision": "bf16"}),
+        ({}, {"gradient_checkpointing": "full"}),
+        ({}, {"gradient_checkpointing": "selective"}),
+        ({"vocab_size": 20000}, {}),
+        (WIDE, {"batch_size": 2, "micro_batch_size": 1}),
+    ],
+)
+def test_the_estimate_is_within_a_fifth_of_what_is_measured(model: dict[str, Any], settings: dict[str, Any]) -> None:
+    config = config_of(QWEN2 | model, **settings)
+    network: Any = build_model(config, byte_level_tokenizer(), CPU.device)
+    set_gradient_checkpointing(network, config.gradient_checkpointing)
+    assert set_packing(network, config, CPU)
+    optimizer = make_optimizer(network.train(), config)
+    size = config.micro_batch_size or config.batch_size
+    batch = make_batch(
+        alpaca_like(config.batch_size), np.arange(config.batch_size), 0, 1, size, CPU.device, is_packed=True
+    )
+    train_step(network, optimizer, batch, config, CPU)
+    optimizer.zero_grad()
+    measured = peak_bytes(lambda: train_step(network, optimizer, batch, config, CPU))
+    tokens = max(micro_batch.tokens_BT.numel() for micro_batch in batch.micro_batches)
+    architecture = architecture_of(config)
+    assert architecture is not None
+    memory = estimate(config, architecture, device="cpu", tokens=tokens)
+    # Weights and optimizer were there before; the copies that autocast makes of weights were not.
+    before = architecture.parameters * 4 + memory.optimizer
+    assert memory.peak - before == pytest.approx(measured, rel=0.2)
+
+
+def test_dividing_a_model_among_workers_saves_what_is_divided() -> None:
+    config = config_of(QWEN2 | WIDE)
+    architecture = architecture_of(config)
+    assert architecture is not None
+    whole, divided = (estimate(config, architecture, world_size=8, is_sharded=sharded) for sharded in (False, True))
+    assert divided.optimizer == whole.optimizer // 8
+    assert divided.gradients == whole.gradients // 8
+    assert divided.peak < whole.peak
+
+
+def test_the_numbers_come_from_a_local_folder_or_from_the_hubs_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = json.dumps(QWEN2 | {"vocab_size": 1000})
+    snapshot = tmp_path / "hub" / "models--org--model" / "snapshots" / "0123"
+    for folder in (tmp_path / "model", snapshot):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(numbers)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    found = [
+        architecture_of(config_of(QWEN2).with_params({"model": name}))
+        for name in (str(tmp_path / "model"), "org/model", "org/other")
+    ]
+    assert found[0] == found[1] is not None
+    assert found[2] is None
+
+
+def test_a_plan_names_the_memory_of_the_largest_trial(demo_file: Path) -> None:
+    model = ", ".join(f"{key}: {value}" for key, value in QWEN2.items())
+    overrides = [f"train.model={{{model}}}", "scaling.gpus_per_worker=0"]
+    adamw = make_plan(load_spec(demo_file, overrides), None).memory
+    assert adamw.startswith("about ")
+    assert "optimizer 2.13 MiB" in adamw
+    sgd = [
+        *overrides,
+        "search_space.optimizer.choices=[sgd, adafactor]",
+        "search_space.beta2=null",
+        "train.optimizer=sgd",
+    ]
+    assert "optimizer 1.06 MiB" in make_plan(load_spec(demo_file, sgd), None).memory
