@@ -20,3 +20,7 @@ class Diverged(Exception):
 
 class CheckpointError(Exception):
     """A checkpoint could not be written or read; raised on every rank alike."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """What is read is not what was written; the checkpoint is of no use any more."""

@@ -1,0 +1,28 @@
+"""What is left of a trial's checkpoints after a kill or a failing disk: which one it goes on from, and a word about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainables.checkpoint_dir import clean, condemn, damaged_file, incomplete_checkpoints, newest_complete
+from tuner.channel import Warned
+
+
+def clear_damage(root: Path, number: int) -> Warned | None:
+    """Delete what is no checkpoint any more; nothing may be writing under `root`.
+
+    Args:
+        root: The folder of a trial's checkpoints.
+        number: The trial.
+
+    Returns:
+        What the trial does instead of going on from a damaged one; None where there was none.
+    """
+    while (newest := newest_complete(root)) is not None and damaged_file(newest) is not None:
+        condemn(newest)
+    damaged = [path.name for path in incomplete_checkpoints(root)]
+    clean(root)
+    if not damaged:
+        return None
+    instead = "starts over" if newest is None else f"goes on from {newest.name}"
+    return Warned(number, f"trial {number}: checkpoint {', '.join(damaged)} is damaged; it {instead}")
