@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 from tests.conftest import REPOSITORY, Tune
@@ -21,7 +22,9 @@ from tests.test_controller import drive, new_study, open_controller, table
 from trainables.checkpoint_dir import step_dir, write_manifest
 from tuner.channel import Assignment, Ended, Heard, Reported, Saved
 from tuner.checkpoints import Checkpoints
-from tuner.errors import StudyAbortedError, StudyDamagedError, StudyLockedError
+from tuner.errors import StudyAbortedError, StudyDamagedError, StudyExistsError, StudyLockedError, TuneError
+from tuner.failures import Cause, Failure
+from tuner.storage import UNRECORDED
 from tuner.study import Study
 from tuner.study_dir import list_studies
 from tuner.tracking import PENDING
@@ -138,6 +141,7 @@ def test_a_failed_write_leaves_a_record_that_goes_on(root: Path, expected: list[
 import resource, signal, sys
 from pathlib import Path
 from tuner.errors import StudyAbortedError
+from tuner.storage import UNRECORDED
 from tuner.study import Study
 study = Study.open(Path(sys.argv[1]), "tiny", writable=True)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -446,3 +450,88 @@ def run_python(source: str, *arguments: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(
         [sys.executable, "-c", source, *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
+
+
+# -- a record in a database -----------------------------------------------------------------------------------------
+
+
+def in_database(folder: Path) -> dict[str, Any]:
+    return {"storage": f"sqlite:///{folder}/record.db"}
+
+
+def test_a_name_that_the_database_knows_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+    new_study(tmp_path / "a", search=in_database(tmp_path)).close()
+    with pytest.raises(StudyExistsError, match="--name tiny-2"):
+        new_study(tmp_path / "b", search=in_database(tmp_path))
+    assert list((tmp_path / "b").glob("studies/*")) == []
+
+
+def test_a_study_that_was_killed_before_the_database_knew_it_is_gone_on_with(tmp_path: Path) -> None:
+    study = new_study(tmp_path, search=in_database(tmp_path))
+    optuna.delete_study(study_name="tiny", storage=study.optuna_study._storage)
+    (study.dir / UNRECORDED).write_text("token")
+    study.close()
+    remedy = str(refused(StudyDamagedError, lambda: Study.open(tmp_path / "studies", "tiny")))
+    assert f"tune resume tiny --root {tmp_path / 'studies'}" in remedy
+    Study.open(tmp_path / "studies", "tiny", writable=True).close()
+    assert Study.open(tmp_path / "studies", "tiny").status()["state"] == "interrupted"
+    assert not (study.dir / UNRECORDED).exists()
+
+
+def test_a_study_cut_off_in_its_making_does_not_take_over_another_one(tmp_path: Path) -> None:
+    study = new_study(tmp_path, search=in_database(tmp_path))
+    (study.dir / UNRECORDED).write_text("of another folder")
+    study.close()
+    with pytest.raises(StudyExistsError, match="holds a study 'tiny' already"):
+        Study.open(tmp_path / "studies", "tiny", writable=True)
+
+
+def test_a_database_that_has_lost_the_study_is_refused_and_not_begun_anew(tmp_path: Path) -> None:
+    study = new_study(tmp_path, search=in_database(tmp_path))
+    study.close()
+    (tmp_path / "record.db").unlink()
+    for writable in (False, True):
+        with pytest.raises(StudyDamagedError, match=r"record\.db: the record holds no study named 'tiny'"):
+            Study.open(tmp_path / "studies", "tiny", writable=writable)
+
+
+# -- names ------------------------------------------------------------------------------------------------------
+
+
+def test_every_remedy_of_a_renamed_study_names_the_folder_it_has_now(tmp_path: Path, root: Path) -> None:
+    (root / "tiny").rename(root / "renamed")
+    place = f"renamed --root {root}"
+    study = Study.open(root, "renamed", writable=True)
+    assert study.status()["study"] == "renamed"
+    remedies = [str(refused(StudyLockedError, lambda: Study.open(root, "renamed", writable=True)))]
+    controller = open_controller(study)
+    assignment = controller.next_assignment("a")
+    assert assignment is not None
+    cause = Cause(Failure.ERROR, "No space left on device")
+    controller.hear("a", Heard(assignment.number, (), (), Ended(assignment.number, "unsaved", cause=cause)))
+    remedies.append(str(controller.failure))
+    os.truncate(study.dir / "optuna.journal", 10)
+    remedies.append(str(refused(StudyAbortedError, lambda: study.note_study("key", 1))))
+    study.close()
+    assert [place in remedy for remedy in remedies] == [True] * 3, remedies
+
+
+def test_the_remedy_after_failures_alike_names_the_folder_of_now(root: Path) -> None:
+    (root / "tiny").rename(root / "renamed")
+    controller = open_controller(Study.open(root, "renamed", writable=True))
+    for turn in range(3):
+        assignment = controller.next_assignment(str(turn))
+        assert assignment is not None
+        cause = Cause(Failure.ERROR, "the same")
+        ended = Ended(assignment.number, "failed", cause=cause)
+        controller.hear(str(turn), Heard(assignment.number, (), (), ended))
+    assert f"tune resume renamed --root {root}" in str(controller.failure)
+    controller.study.close()
+
+
+def refused(kind: type[TuneError], action: Callable[[], Any]) -> TuneError:
+    with pytest.raises(kind) as kept:
+        action()
+    return kept.value

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tuner import output
+from tuner.commands import DEFAULT_ROOT, command
 from tuner.errors import InputError, Problem, SpecError, TuneError
 from tuner.formats import Format
-from tuner.outcomes import DEFAULT_ROOT
 
 if TYPE_CHECKING:
     from tuner.observer import Observer
@@ -178,7 +178,9 @@ def best(
     opened = _open(study, root)
     leaders = opened.best(top or 1)
     if not leaders:
-        raise TuneError(f"no trial of study {study!r} has a value yet", f"See how it stands: tune status {study}")
+        raise TuneError(
+            f"no trial of study {study!r} has a value yet", f"See how it stands: {command('status', opened.dir)}"
+        )
     output.best(opened, leaders, form, as_list=top is not None)
     return 0
 
@@ -195,7 +197,7 @@ def stop(
     """
     opened = _open(study, root)
     if not opened.is_running:
-        raise InputError(f"study {study!r} is not running", f"See how it stands: tune status {study}")
+        raise InputError(f"study {study!r} is not running", f"See how it stands: {command('status', opened.dir)}")
     opened.ask_to_stop()
     deadline = time.monotonic() + wait_s
     while opened.is_running and time.monotonic() < deadline:

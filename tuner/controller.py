@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from tuner.channel import Assignment, Ended, Heard, Reported
 from tuner.checkpoints import Checkpoints
+from tuner.commands import command
 from tuner.early_stopping import make_rule
 from tuner.errors import StudyAbortedError
 from tuner.failures import Cause, Failure
@@ -281,7 +282,7 @@ class StudyController:
             self._track_interrupted(number)
             raise StudyAbortedError(
                 f"trial {number} cannot be saved: {ended.cause.summary}",
-                f"Make room, then: tune resume {self.study.dir.name}   It goes on from its newest checkpoint.",
+                f"Make room, then: {command('resume', self.study.dir)}   It goes on from its newest checkpoint.",
             )
         if ended.outcome == "completed" and running.reported_step > 0:
             return self._finish(number, "COMPLETE")
@@ -317,7 +318,7 @@ class StudyController:
         if self._last_failures.count(reason) == MAX_IDENTICAL_FAILURES:
             raise StudyAbortedError(
                 f"{MAX_IDENTICAL_FAILURES} trials in a row failed alike: {reason}",
-                f"Traceback: {self.study.log_path(number)}. Mend the cause, then: tune resume {self.spec.study}",
+                f"Traceback: {self.study.log_path(number)}. Mend the cause, then: {command('resume', self.study.dir)}",
             )
 
     def _track_interrupted(self, number: int) -> None:

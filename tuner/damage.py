@@ -1,4 +1,4 @@
-"""What is left of a trial's checkpoints after a kill or a failing disk: which one it goes on from, and a word about it."""
+"""What a kill or a failing disk left of a trial's checkpoints: which one it goes on from, and a word about it."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, RenderableType
 
 from tuner import outcomes, tables, text
+from tuner.commands import command
 from tuner.formats import Format, to_csv, to_json
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def best(study: Study, records: Sequence[TrialRecord], form: Format, *, as_list:
 
 def _best_facts(study: Study, record: TrialRecord) -> dict[str, Any]:
     facts = {
-        "study": study.spec.study,
+        "study": study.name,
         "trial": f"{record.number}, {record.state} at step {record.step}",
         study.spec.objective.metric: f"{text.measured(record.value)}{outcomes.against_default(study, record)}",
     }
@@ -166,8 +167,8 @@ def studies(states: Sequence[Mapping[str, Any]], form: Format) -> None:
 def stopped(study: Study) -> None:
     """A study that was asked to end has ended."""
     state = study.status()
-    result(f"{study.spec.study} {state['state']}: {text.counts(state['counts'])}")
-    note(f"Go on with it: {outcomes.command('resume', study.dir)}")
+    result(f"{study.name} {state['state']}: {text.counts(state['counts'])}")
+    note(f"Go on with it: {command('resume', study.dir)}")
 
 
 def outcome(study: Study) -> None:
@@ -178,14 +179,14 @@ def outcome(study: Study) -> None:
         result(f"\n{outcomes.gain(study, leaders[0])}")
     status = study.status()
     how = f"{text.counts(status['counts'])} in {text.duration(status['elapsed_s'])}"
-    note(f"\n{study.spec.study} {status['state']}: {how}")
+    note(f"\n{study.name} {status['state']}: {how}")
     for line in [*outcomes.failures(study, records), *outcomes.next_commands(study, status["state"])]:
         note(line)
 
 
 def cut_off(study_dir: Path) -> None:
     """The search was ended before it could say how far it got."""
-    resume = f"; go on with: {outcomes.command('resume', study_dir)}" if study_dir.is_dir() else ""
+    resume = f"; go on with: {command('resume', study_dir)}" if study_dir.is_dir() else ""
     note(f"interrupted{resume}")
 
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from tuner.errors import StudyDamagedError
+from tuner.commands import command
+from tuner.errors import StudyDamagedError, StudyExistsError
 
 if TYPE_CHECKING:
+    import optuna
     from optuna.storages import BaseStorage
 
+    from tuner.spec import StudySpec
+
 JOURNAL = "optuna.journal"
+# A file with a token that is there until the database knows the study; as long it has no trials.
+UNRECORDED = "unrecorded"
+# Attribute of a study in a database: that token, by which it is known to belong to the folder.
+OWNER = "owner"
 
 
 def open_storage(study_dir: Path, url: str | None, *, writable: bool) -> BaseStorage:
@@ -40,11 +48,83 @@ def open_storage(study_dir: Path, url: str | None, *, writable: bool) -> BaseSto
     return open_journal(path)
 
 
-def create_journal(study_dir: Path) -> BaseStorage:
+def create_in_journal(spec: StudySpec, study_dir: Path) -> None:
     """Start the journal of a new study."""
     from tuner.journal import open_journal
 
-    return open_journal(study_dir / JOURNAL)
+    _create(spec, open_journal(study_dir / JOURNAL))
+
+
+def load(spec: StudySpec, study_dir: Path, *, writable: bool) -> optuna.Study:
+    """The Optuna study of a study's folder.
+
+    Raises:
+        StudyDamagedError: There is none, or it cannot be read.
+    """
+    import optuna
+
+    storage = open_storage(study_dir, spec.search.storage, writable=writable)
+    try:
+        # The sampler is set by whoever proposes; the default one would only cost time here.
+        return optuna.load_study(study_name=spec.study, storage=storage, sampler=optuna.samplers.RandomSampler())
+    except KeyError:
+        if (study_dir / UNRECORDED).exists():
+            raise StudyDamagedError(
+                f"{study_dir}: a kill fell into the making of the study, which has no trials yet",
+                f"Go on with it: {command('resume', study_dir)}",
+            ) from None
+        raise StudyDamagedError(
+            f"{spec.search.storage or study_dir}: the record holds no study named {spec.study!r}",
+            "The record belongs to another study, or its first line was lost; put it back from a copy.",
+        ) from None
+
+
+# -- a study in a database ----------------------------------------------------------------------------------------
+
+
+def refuse_recorded(spec: StudySpec) -> None:
+    """Raise StudyExistsError when the database knows a study of that name."""
+    if spec.search.storage is None:
+        return
+    storage = _open_database(spec.search.storage)
+    if any(study.study_name == spec.study for study in storage.get_all_studies()):
+        raise _name_is_taken(spec)
+
+
+def record(spec: StudySpec, study_dir: Path) -> None:
+    """Make the database know a study whose folder is there, also where a kill cut that off before.
+
+    Raises:
+        StudyExistsError: It knows another one of that name.
+    """
+    made = _create(spec, open_storage(study_dir, spec.search.storage, writable=True))
+    token = (study_dir / UNRECORDED).read_text(encoding="utf-8")
+    if OWNER not in made.user_attrs and not made.trials:
+        made.set_user_attr(OWNER, token)
+    if made.user_attrs.get(OWNER) != token:
+        raise _name_is_taken(spec)
+    (study_dir / UNRECORDED).unlink()
+
+
+def _create(spec: StudySpec, storage: BaseStorage) -> optuna.Study:
+    """Make the study, or load what was made of it."""
+    import optuna
+
+    direction: Literal["minimize", "maximize"] = "minimize" if spec.objective.mode == "min" else "maximize"
+    level = optuna.logging.get_verbosity()
+    # Optuna tells of every new study on stderr; the progress display is ours.
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        return optuna.create_study(study_name=spec.study, storage=storage, direction=direction, load_if_exists=True)
+    finally:
+        optuna.logging.set_verbosity(level)
+
+
+def _name_is_taken(spec: StudySpec) -> StudyExistsError:
+    return StudyExistsError(
+        f"the database {spec.search.storage} holds a study {spec.study!r} already",
+        f"Choose another name: --name {spec.study}-2",
+    )
 
 
 def _open_database(url: str) -> BaseStorage:

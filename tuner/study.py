@@ -10,17 +10,18 @@ import datetime as dt
 import os
 import shutil
 import time
+import uuid
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from tuner.errors import StudyAbortedError, StudyDamagedError, StudyExistsError
+from tuner.errors import StudyAbortedError, StudyExistsError
 from tuner.lock import StudyLock, holder
 from tuner.record import TrialRecord, ranked
 from tuner.spec import StudySpec
-from tuner.storage import create_journal, open_storage
+from tuner.storage import UNRECORDED, create_in_journal, load, record, refuse_recorded
 from tuner.study_dir import (
     LOCK,
     SOURCE,
@@ -64,6 +65,7 @@ class Study:
         """
         directory = root / spec.study
         refuse_existing(spec.study, root)
+        refuse_recorded(spec)
         # Everything is made aside and renamed, so that a kill cannot leave half a study under its name.
         draft = root / f".{spec.study}.{os.getpid()}.new"
         try:
@@ -73,10 +75,12 @@ class Study:
             shutil.rmtree(draft, ignore_errors=True)
             refuse_existing(spec.study, root)
             raise cannot_be_written(directory, error, f"Mend the cause, then start again under {root}.") from error
-        lock = StudyLock(directory / LOCK)
-        if spec.search.storage is not None:
-            _create_optuna_study(spec, open_storage(directory, spec.search.storage, writable=True))
-        return cls(spec, directory, _load_optuna_study(spec, directory, writable=True), lock)
+        try:
+            return cls.open(root, spec.study, writable=True)
+        except StudyExistsError:
+            # Somebody else's study got the name in the database meanwhile.
+            shutil.rmtree(directory)
+            raise
 
     @classmethod
     def open(cls, root: Path, name: str, *, writable: bool = False) -> Study:
@@ -93,7 +97,9 @@ class Study:
         try:
             # Looked at before the record is read: a trial that starts meanwhile is in the record first.
             traces = traces_of_trials(directory)
-            study = cls(spec, directory, _load_optuna_study(spec, directory, writable=writable), lock)
+            if writable and (directory / UNRECORDED).exists():
+                record(spec, directory)
+            study = cls(spec, directory, load(spec, directory, writable=writable), lock)
             refuse_lost_trials(spec, directory, traces, len(study.frozen_trials()))
         except BaseException:
             if lock is not None:
@@ -117,6 +123,11 @@ class Study:
         """
         replace_spec(self.dir, spec)
         self.spec = spec
+
+    @property
+    def name(self) -> str:
+        """What its folder is called now."""
+        return self.dir.resolve().name
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -168,7 +179,7 @@ class Study:
         sessions = self.sessions()
         best = ranked(trials, self.spec.objective)[:1]
         return {
-            "study": self.spec.study,
+            "study": self.name,
             "state": self._state(),
             "counts": {state: counts.get(state, 0) for state in ("RUNNING", "COMPLETE", "PRUNED", "FAILED")},
             "best": best[0].to_json() if best else None,
@@ -287,52 +298,11 @@ class Study:
         return self.frozen_trials()[number]
 
 
-def _create_optuna_study(spec: StudySpec, storage: optuna.storages.BaseStorage) -> None:
-    import optuna
-
-    direction: Literal["minimize", "maximize"] = "minimize" if spec.objective.mode == "min" else "maximize"
-    with _quiet_optuna():
-        try:
-            optuna.create_study(study_name=spec.study, storage=storage, direction=direction)
-        except optuna.exceptions.DuplicatedStudyError:
-            raise StudyExistsError(
-                f"the database {spec.search.storage} holds a study {spec.study!r} already",
-                f"Choose another name: --name {spec.study}-2",
-            ) from None
-
-
-def _load_optuna_study(spec: StudySpec, directory: Path, *, writable: bool) -> optuna.Study:
-    import optuna
-
-    storage = open_storage(directory, spec.search.storage, writable=writable)
-    try:
-        # The sampler is set by whoever proposes; the default one would only cost time here.
-        return optuna.load_study(study_name=spec.study, storage=storage, sampler=optuna.samplers.RandomSampler())
-    except KeyError:
-        raise StudyDamagedError(
-            f"{directory}: the record holds no study named {spec.study!r}",
-            "The record belongs to another study, or its first line was lost; put it back from a copy.",
-        ) from None
-
-
 def _write_draft(draft: Path, spec: StudySpec, source_text: str) -> None:
     draft.mkdir(parents=True)
     (draft / SOURCE).write_text(source_text, encoding="utf-8")
     write_spec(draft / SPEC, spec)
     if spec.search.storage is None:
-        _create_optuna_study(spec, create_journal(draft))
-
-
-class _quiet_optuna:
-    """Optuna tells every new study on stderr; the progress display is ours."""
-
-    def __enter__(self) -> None:
-        import optuna
-
-        self._level = optuna.logging.get_verbosity()
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-    def __exit__(self, *_: object) -> None:
-        import optuna
-
-        optuna.logging.set_verbosity(self._level)
+        create_in_journal(spec, draft)
+    else:
+        (draft / UNRECORDED).write_text(uuid.uuid4().hex, encoding="utf-8")
