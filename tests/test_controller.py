@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import Tune
 from tests.studies import Recorder, study_spec
 from tuner.channel import Assignment, Ended, Heard, Reported
 from tuner.controller import StudyController
@@ -125,6 +126,34 @@ def test_no_more_trials_run_at_once_than_there_are_slots(tmp_path: Path) -> None
     assert controller.next_assignment("b") is not None
     assert controller.next_assignment("c") is None
     assert not controller.is_exhausted
+
+
+def test_a_slot_is_kept_for_a_next_trial_only_while_there_is_one(tmp_path: Path) -> None:
+    controller = open_controller(new_study(tmp_path, search={"num_trials": 3}), num_slots=2)
+    controller.next_assignment("a")
+    controller.next_assignment("b")
+    assert controller.has_next
+    controller.hear("a", Heard(0, (), (), Ended(0, "diverged", 1)))
+    controller.next_assignment("c")
+    assert not controller.has_next
+    controller.lost("b")
+    assert controller.has_next, "it starts again"
+    controller.stop("interrupted")
+    assert not controller.has_next
+
+
+@pytest.mark.parametrize("failure", list(Failure))
+def test_every_class_of_failure_is_shown_with_its_line(tmp_path: Path, tune: Tune, failure: Failure) -> None:
+    study = new_study(tmp_path)
+    controller = open_controller(study)
+    controller.next_assignment("a")
+    controller.hear("a", Heard(0, (), (), Ended(0, "failed", cause=Cause(failure, "what happened", "Traceback ..."))))
+    controller.next_assignment("b")
+    controller.hear("b", Heard(1, (), (), Ended(1, "diverged", 7)))
+    study.close()
+    shown = tune("trials", "tiny").stdout
+    assert f"{failure}: what happened" in shown
+    assert "diverged at step 7" in shown
 
 
 def test_a_lost_slot_hands_its_trial_on_until_failures_are_used_up(tmp_path: Path) -> None:

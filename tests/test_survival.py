@@ -17,13 +17,14 @@ import optuna
 import pytest
 
 from tests.conftest import REPOSITORY, Tune
-from tests.studies import study_spec
+from tests.studies import Recorder, study_spec
 from tests.test_controller import drive, new_study, open_controller, table
 from trainables.checkpoint_dir import step_dir, write_manifest
 from tuner.channel import Assignment, Ended, Heard, Reported, Saved
 from tuner.checkpoints import Checkpoints
 from tuner.errors import StudyAbortedError, StudyDamagedError, StudyExistsError, StudyLockedError, TuneError
 from tuner.failures import Cause, Failure
+from tuner.space import checkpoint_bytes
 from tuner.storage import UNRECORDED
 from tuner.study import Study
 from tuner.study_dir import list_studies
@@ -141,6 +142,7 @@ def test_a_failed_write_leaves_a_record_that_goes_on(root: Path, expected: list[
 import resource, signal, sys
 from pathlib import Path
 from tuner.errors import StudyAbortedError
+from tuner.space import checkpoint_bytes
 from tuner.storage import UNRECORDED
 from tuner.study import Study
 study = Study.open(Path(sys.argv[1]), "tiny", writable=True)
@@ -405,6 +407,26 @@ def test_the_best_trials_keep_their_checkpoints(tmp_path: Path, keep: int, kept:
     study = complete_trials(tmp_path, [2.0, 1.0, 4.0, 3.0], keep_best_trials=keep)
     assert {trial.number for trial in study.trials() if trial.checkpoint is not None} == kept
     assert {path.name for path in (study.dir / "checkpoints").iterdir()} == set(map(str, kept))
+
+
+def test_a_disk_that_fills_up_costs_all_but_the_best_checkpoint_and_is_told_of_once(tmp_path: Path) -> None:
+    study = complete_trials(tmp_path, [2.0, 1.0, 3.0], keep_best_trials=3)
+    recorder = Recorder()
+    controller = open_controller(study, observer=recorder)
+    huge = step_dir(study.dir / "checkpoints" / "1", 18)
+    huge.mkdir()
+    with open(huge / "__0_0.distcp", "wb") as file:
+        file.truncate(1 << 43)
+    write_manifest(huge, 18, {})
+    controller._checkpoints._size = checkpoint_bytes(huge)
+    for _ in range(2):
+        controller.session._next_tick = 0.0
+        controller.tick()
+    controller.close()
+    assert {trial.number for trial in study.trials() if trial.checkpoint is not None} == {1}
+    [warning] = recorder.warnings
+    assert warning.startswith("the disk is filling up: the next checkpoints need 8796.1 GB")
+    assert warning.endswith("deleted those of trial 0, 2, which are not the best")
 
 
 def test_a_damaged_checkpoint_does_not_cost_the_last_good_one(tmp_path: Path) -> None:

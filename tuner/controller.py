@@ -116,6 +116,13 @@ class StudyController:
         """Whether no further trial will be started; while one runs it may yet have to be started again."""
         return not self._running
 
+    @property
+    def has_next(self) -> bool:
+        """Whether a slot whose trial has ended will be given another one, as far as that is known."""
+        if self.ended_by is not None or self._is_space_exhausted:
+            return False
+        return bool(self._left) or len(self.study.frozen_trials()) < self.spec.search.num_trials
+
     def hear(self, tune_id: str, heard: Heard) -> bool:
         """Take in what a slot heard; returns whether its trial goes on."""
         try:
@@ -154,7 +161,7 @@ class StudyController:
         try:
             if self.session.is_due():
                 self._observer.tick(self.session.training_share())
-                self._warn_once(self._checkpoints.lack_of_room(self._num_slots))
+                self._warn_once(self._checkpoints.make_room(self._num_slots))
                 if self.study.is_asked_to_stop:
                     self.stop("stopped")
                 if self.session.is_over():

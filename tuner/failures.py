@@ -66,7 +66,7 @@ def classify(error: BaseException) -> Failure:
         name, text = type(link).__name__, str(link).lower()
         if isinstance(link, MemoryError) or name == "OutOfMemoryError" or any(sign in text for sign in NO_MEMORY):
             return Failure.OUT_OF_MEMORY
-        if getattr(link, "preempted", False):
+        if getattr(link, "preempted", False) or name == "PreemptionError":
             return Failure.PREEMPTED
         if name in LOST:
             return Failure.LOST
