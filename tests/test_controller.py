@@ -142,17 +142,18 @@ def test_a_slot_is_kept_for_a_next_trial_only_while_there_is_one(tmp_path: Path)
     assert not controller.has_next
 
 
-@pytest.mark.parametrize("failure", list(Failure))
-def test_every_class_of_failure_is_shown_with_its_line(tmp_path: Path, tune: Tune, failure: Failure) -> None:
-    study = new_study(tmp_path)
+def test_every_class_of_failure_is_shown_with_its_line(tmp_path: Path, tune: Tune) -> None:
+    study = new_study(tmp_path, search={"num_trials": 9})
     controller = open_controller(study)
-    controller.next_assignment("a")
-    controller.hear("a", Heard(0, (), (), Ended(0, "failed", cause=Cause(failure, "what happened", "Traceback ..."))))
-    controller.next_assignment("b")
-    controller.hear("b", Heard(1, (), (), Ended(1, "diverged", 7)))
+    for number, failure in enumerate(Failure):
+        controller.next_assignment(str(number))
+        cause = Cause(failure, "what happened", "Traceback ...")
+        controller.hear(str(number), Heard(number, (), (), Ended(number, "failed", cause=cause)))
+    controller.next_assignment("last")
+    controller.hear("last", Heard(len(Failure), (), (), Ended(len(Failure), "diverged", 7)))
     study.close()
     shown = tune("trials", "tiny").stdout
-    assert f"{failure}: what happened" in shown
+    assert [failure for failure in Failure if f"{failure}: what happened" not in shown] == []
     assert "diverged at step 7" in shown
 
 

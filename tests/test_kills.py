@@ -11,7 +11,11 @@ import pytest
 from tests.killed_writes import killed_at_each_write
 from tests.studies import study_spec
 from tests.test_controller import open_controller
+from trainables.checkpoint import Draft, _commit
+from trainables.checkpoint_dir import MANIFEST, complete_checkpoints, step_dir, step_of
+from tuner.damage import clear_damage
 from tuner.errors import StudyDamagedError, StudyExistsError
+from tuner.spec import override_spec
 from tuner.study import Study
 from tuner.study_dir import list_studies
 
@@ -59,3 +63,55 @@ def state(root: Path) -> str:
         return str(Study.open(root, "tiny").status()["state"])
     except StudyDamagedError as error:
         return "cut off" if f"tune resume tiny --root {root}" in error.remedy else str(error)
+
+
+def write_parts(folder: Path, step: int) -> Draft:
+    """A checkpoint of which all is there but the manifest."""
+    draft = Draft(step_dir(folder / "checkpoints", step), step, {}, {}, keep=1)
+    draft.partial.mkdir(parents=True)
+    for name in ("__0_0.distcp", ".metadata"):
+        (draft.partial / name).write_bytes(bytes([step]) * 100)
+    return draft
+
+
+def commit(folder: Path) -> None:
+    """The second checkpoint of a trial, then the second one again, which replaces it."""
+    _commit(write_parts(folder, 1))
+    (folder / "has one").touch()
+    for _ in range(2):
+        _commit(write_parts(folder, 2))
+
+
+def test_a_kill_in_the_commit_of_a_checkpoint_leaves_a_whole_one(tmp_path: Path) -> None:
+    newest = []
+    for folder in killed_at_each_write(tmp_path, commit):
+        root = folder / "checkpoints"
+        if (folder / "has one").exists():
+            assert clear_damage(root, 0) is None, "a kill is no damage"
+            whole = complete_checkpoints(root)
+            assert [path.name for path in whole] == sorted(path.name for path in root.iterdir())
+            newest.append(step_of(whole[-1]))
+            contents = {file.read_bytes() for file in whole[-1].iterdir() if file.name != MANIFEST}
+            assert contents == {bytes([newest[-1]]) * 100}
+    assert newest == sorted(newest), "never back to an older one"
+    assert set(newest) == {1, 2}
+
+
+def test_a_kill_in_the_extension_of_a_study_leaves_the_old_one_or_the_new(tmp_path: Path) -> None:
+    def extend(folder: Path) -> None:
+        study = Study.open(folder / "studies", "tiny", writable=True)
+        study.replace_spec(override_spec(study.spec, ["search.num_trials=5"]))
+        study.close()
+
+    def step(folder: Path) -> None:
+        create(folder, in_database=False).close()
+        (folder / "made").touch()
+        extend(folder)
+
+    seen = []
+    for folder in killed_at_each_write(tmp_path, step):
+        if (folder / "made").exists():
+            seen.append(Study.open(folder / "studies", "tiny").spec.search.num_trials)
+            extend(folder)
+            assert Study.open(folder / "studies", "tiny").spec.search.num_trials == 5
+    assert set(seen) == {3, 5}

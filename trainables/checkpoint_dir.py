@@ -159,8 +159,18 @@ def keep_last(root: Path, num: int, protected: Collection[Path] = ()) -> None:
             delete(path)
 
 
+def restore(root: Path) -> None:
+    """Gives whole checkpoints their names where a kill fell between two renamings; no process may be writing there."""
+    # What replaces another one comes before what it replaces.
+    for leftover in sorted(root.glob(f"*{PARTIAL_SUFFIX}")) if root.is_dir() else ():
+        path = leftover.with_name(leftover.name.partition(".")[0])
+        if is_complete(leftover) and not path.exists():
+            leftover.rename(path)
+
+
 def clean(root: Path) -> None:
     """Removes what a killed process left half-written; no process may be writing under root."""
+    restore(root)
     for leftover in root.glob(f"*{PARTIAL_SUFFIX}") if root.is_dir() else ():
         shutil.rmtree(leftover, ignore_errors=True)
     for path in incomplete_checkpoints(root):

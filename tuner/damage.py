@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainables.checkpoint_dir import clean, condemn, damaged_file, incomplete_checkpoints, newest_complete
+from trainables.checkpoint_dir import (
+    clean,
+    condemn,
+    damaged_file,
+    incomplete_checkpoints,
+    newest_complete,
+    restore,
+    step_of,
+)
 from tuner.channel import Warned
 
 
@@ -18,9 +26,12 @@ def clear_damage(root: Path, number: int) -> Warned | None:
     Returns:
         What the trial does instead of going on from a damaged one; None where there was none.
     """
+    restore(root)
     while (newest := newest_complete(root)) is not None and damaged_file(newest) is not None:
         condemn(newest)
-    damaged = [path.name for path in incomplete_checkpoints(root)]
+    # An older one is a deletion that a kill fell into.
+    oldest = 0 if newest is None else step_of(newest)
+    damaged = [path.name for path in incomplete_checkpoints(root) if step_of(path) > oldest]
     clean(root)
     if not damaged:
         return None

@@ -27,9 +27,9 @@ SWEEPS, PAUSE_S = 25, 0.2
 def sweeping() -> Iterator[None]:
     """Have what Ray left of this process swept away when the block, or the process, ends."""
     command = [sys.executable, "-I", "-S", __file__, str(os.getsid(0))]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    nothing = subprocess.DEVNULL
     # In a session of its own, where no Ctrl-C reaches it.
-    sweeper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, **quiet)
+    sweeper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=nothing, stderr=nothing, start_new_session=True)
     assert sweeper.stdin is not None
     try:
         yield
