@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# What a server starts, by the names that it has before and after it has got up.
-OF_RAY = ("ray::", "ray/_private/workers/", "ray/_private/runtime_env/agent/", "ray/dashboard/agent.py")
-SERVER = "raylet/raylet"
+# What a server starts, by what it is called before and after it has got up; and the server.
+SCRIPTS = ("/ray/_private/workers/", "/ray/_private/runtime_env/agent/", "/ray/dashboard/agent.py")
+TITLE = "ray::"
+SERVER = "/raylet/raylet"
 # One may just be starting when its server dies.
 SWEEPS, PAUSE_S = 25, 0.2
 
@@ -47,14 +48,21 @@ def orphans(session: int) -> list[int]:
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
             pid = int(folder.name)
-            if os.getsid(pid) == session and _is_of_ray(pid) and SERVER not in _command(_parent(pid)):
+            # A worker's own children bear its name.
+            if os.getsid(pid) == session and _is_started(pid) and not _is_of_ray(_parent(pid)):
                 found.append(pid)
     return found
 
 
-def _is_of_ray(pid: int) -> bool:
+def _is_started(pid: int) -> bool:
     command = _command(pid)
-    return any(name in command for name in OF_RAY)
+    program = Path(command.partition(" ")[0]).name
+    # An editor may have the same script open.
+    return command.startswith(TITLE) or (program.startswith("python") and any(name in command for name in SCRIPTS))
+
+
+def _is_of_ray(pid: int) -> bool:
+    return _is_started(pid) or SERVER in _command(pid).partition(" ")[0]
 
 
 def _command(pid: int) -> str:
