@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from tests.conftest import Tune
 from tests.studies import Recorder, study_spec
+from tuner import search
 from tuner.channel import Assignment, Ended, Heard, Reported
 from tuner.controller import StudyController
 from tuner.errors import StudyAbortedError
@@ -155,6 +157,17 @@ def test_every_class_of_failure_is_shown_with_its_line(tmp_path: Path, tune: Tun
     shown = tune("trials", "tiny").stdout
     assert [failure for failure in Failure if f"{failure}: what happened" not in shown] == []
     assert "diverged at step 7" in shown
+
+
+@pytest.mark.parametrize("reason", ["stopped", "max_hours", "target", "failure"])
+def test_a_second_signal_ends_a_study_at_once_whatever_stopped_it_before(tmp_path: Path, reason: str) -> None:
+    controller = open_controller(new_study(tmp_path))
+    controller.stop(reason)
+    with pytest.raises(KeyboardInterrupt), search._interruptible(controller):
+        signal.raise_signal(signal.SIGTERM)
+        assert controller.ended_by == reason
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("it went on")
 
 
 def test_a_lost_slot_hands_its_trial_on_until_failures_are_used_up(tmp_path: Path) -> None:

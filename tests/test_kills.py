@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,16 @@ def state(root: Path) -> str:
         return str(Study.open(root, "tiny").status()["state"])
     except StudyDamagedError as error:
         return "cut off" if f"tune resume tiny --root {root}" in error.remedy else str(error)
+
+
+def test_a_draft_that_a_kill_left_under_the_same_process_id_is_in_nobodys_way(tmp_path: Path) -> None:
+    """In a container every run may have the same one."""
+    leftover = tmp_path / "studies" / f".tiny.{os.getpid()}.new"
+    leftover.mkdir(parents=True)
+    (leftover / "spec.json").write_text("{")
+    create(tmp_path, in_database=False).close()
+    assert list_studies(tmp_path / "studies") == ["tiny"]
+    assert not leftover.exists()
 
 
 def write_parts(folder: Path, step: int) -> Draft:

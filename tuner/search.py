@@ -221,9 +221,11 @@ def _tags(study: Study, plan: Plan) -> dict[str, str]:
 @contextmanager
 def _interruptible(controller: StudyController) -> Iterator[None]:
     """The first SIGINT or SIGTERM has the trials save and stop; a second one ends everything at once."""
+    came: list[int] = []
 
     def interrupt(signum: int, frame: object) -> None:
-        if controller.ended_by == "interrupted":
+        came.append(signum)
+        if len(came) > 1:
             raise KeyboardInterrupt
         controller.stop("interrupted")
 

@@ -68,6 +68,7 @@ class Study:
         refuse_recorded(spec)
         # Everything is made aside and renamed, so that a kill cannot leave half a study under its name.
         draft = root / f".{spec.study}.{os.getpid()}.new"
+        shutil.rmtree(draft, ignore_errors=True)
         try:
             _write_draft(draft, spec, source_text)
             draft.rename(directory)
