@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 PYTEST_ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-all lint format clean
+.PHONY: help install quickstart test test-all lint format reference clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ lint: install  ## style, formatting and types
 format: install  ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+reference: install  ## make the README's tables of keys from the docstrings
+	$(BIN)/python -m tuner.reference
 
 clean:  ## remove .venv and caches; studies/ stays
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import Tune
 from tests.test_imports import heavy_imports
-from tuner import cli
+from tuner import cli, cli_reading
 from tuner.errors import ClusterError, StudyDamagedError, TuneError
 
 if TYPE_CHECKING:
@@ -43,6 +43,11 @@ def test_a_bad_command_line_exits_2_and_names_the_help(tune: Tune, arguments: li
     assert named in done.stderr
     assert "--help" in done.stderr
     assert done.stdout == ""
+
+
+def test_every_verb_has_an_example() -> None:
+    verbs = [*cli.app.registered_commands, *cli_reading.app.registered_commands]
+    assert [verb.name for verb in verbs if not (verb.epilog or "").startswith("Example:  tune ")] == []
 
 
 def test_version_is_printed(tune: Tune) -> None:
@@ -170,6 +175,13 @@ def test_best_of_a_study_without_a_value_exits_1_with_a_remedy(tune: Tune, demo_
     done = tune("best", "demo")
     assert done.returncode == 1
     assert "tune status demo" in done.stderr
+
+
+def test_the_shell_completes_names_of_studies(tune: Tune, demo_study: Study) -> None:
+    asked = {"_TUNE_COMPLETE": "complete_bash", "COMP_WORDS": "tune status d", "COMP_CWORD": "2"}
+    assert tune(**asked).stdout.split() == ["demo"]
+    asked["COMP_WORDS"] = "tune status x"
+    assert tune(**asked).stdout.split() == []
 
 
 # -- the error boundary -----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import REPOSITORY, Tune
 
-HEAVY = {"ray", "torch", "transformers", "datasets", "mlflow", "pandas", "matplotlib"}
+HEAVY = {"ray", "torch", "transformers", "datasets", "mlflow", "optuna", "pandas", "matplotlib", "plotly"}
 # A module may import modules of the layers below its own. Modules that are not listed only must not form a cycle.
 LAYERS = [
     {"errors", "text", "formats"},
@@ -20,6 +20,7 @@ LAYERS = [
     {"study"},
     {"slot", "searcher", "schedulers", "tracking", "cluster"},
     {"search"},
+    {"cli_reading"},
     {"cli"},
     {"__main__"},
 ]
@@ -92,7 +93,10 @@ def heavy_imports(stderr: str) -> set[str]:
     return {module.split(".")[0] for module in modules} & HEAVY
 
 
-@pytest.mark.parametrize("verb", [[], ["run"], ["resume"], ["validate"], ["list"], ["status"], ["trials"], ["best"]])
+VERBS = ["run", "resume", "validate", "list", "status", "trials", "best", "export", "report", "compare", "confirm"]
+
+
+@pytest.mark.parametrize("verb", [[], *([verb] for verb in VERBS)])
 def test_help_imports_nothing_heavy_and_shows_an_example(tune: Tune, verb: list[str]) -> None:
     done = tune(*verb, "--help", interpreter="-X importtime")
     assert done.returncode == 0

@@ -37,7 +37,7 @@ def create(folder: Path, *, in_database: bool) -> Study:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("in_database", "every"), [(False, 2), pytest.param(True, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("in_database", "every"), [(False, 2), pytest.param(True, 8, marks=pytest.mark.slow)])
 def test_a_study_that_was_killed_in_the_making_goes_on_or_can_be_made_again(
     tmp_path: Path, in_database: bool, every: int
 ) -> None:

@@ -20,7 +20,6 @@ from tuner.record import TrialRecord
 
 if TYPE_CHECKING:
     from tuner.study import Study
-from tuner.tracking_target import resolve_target
 
 Capture = pytest.CaptureFixture[str]
 SHAPE = ["number", "state", "value", "step", "params", "reason", "checkpoint", "mlflow_run_id", "started", "ended"]
@@ -85,6 +84,14 @@ def test_durations_show_their_two_largest_units(seconds: float | None, shown: st
 def test_long_names_are_cut_in_the_middle() -> None:
     assert text.shorten("organisation/model-7B-instruct", 15) == "organis…nstruct"
     assert text.shorten("short", 15) == "short"
+
+
+def test_a_very_long_table_is_plain_lines() -> None:
+    table = tables.trials([record(number) for number in range(1200)], metric="loss", width=40)
+    assert isinstance(table, str)
+    head, first, *rest = table.splitlines()
+    assert (head.split()[:3], len(rest)) == (["trial", "state", "loss"], 1199)
+    assert first.index("COMPLETE") == head.index("state")
 
 
 # -- JSON and CSV -----------------------------------------------------------------------------------------------
@@ -195,7 +202,7 @@ def test_the_outcome_names_gain_failures_and_the_next_commands(demo_study: Study
     for command in (
         f"tune resume demo --root {root} --set search.num_trials=16",
         f"tune best demo --root {root}",
-        f"mlflow ui --backend-store-uri sqlite:///{root}/mlflow.db",
+        f"tune ui demo --root {root}",
     ):
         assert f"  {command}\n" in shown.err
 
@@ -212,13 +219,15 @@ def test_a_default_trial_that_is_best_is_said_to_be(demo_study: Study) -> None:
 @pytest.mark.parametrize(
     ("store", "shown"),
     [
-        ("sqlite:////data/runs.db", "mlflow ui --backend-store-uri sqlite:////data/runs.db"),
-        ("http://tracking:5000", "MLflow: http://tracking:5000"),
+        ("sqlite:////data/runs.db", "tune ui demo --root {root}"),
+        ("http://me:secret@tracking:5000", "MLflow: http://***@tracking:5000"),
     ],
 )
-def test_the_mlflow_command_follows_the_store(demo_study: Study, store: str, shown: str) -> None:
-    target = resolve_target(demo_study.spec, demo_study.dir.parent, {"MLFLOW_TRACKING_URI": store})
-    assert outcomes.mlflow_command(target) == shown
+def test_the_mlflow_command_follows_the_store(
+    demo_study: Study, monkeypatch: pytest.MonkeyPatch, store: str, shown: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    assert outcomes.mlflow_command(demo_study) == shown.format(root=demo_study.dir.parent)
 
 
 # -- progress ---------------------------------------------------------------------------------------------------
@@ -279,6 +288,32 @@ def test_time_left_follows_the_rate_of_this_session(demo_study: Study) -> None:
     assert board.eta_s == pytest.approx(30 * 3)
 
 
+def test_what_takes_long_before_the_first_step_is_a_line_now_and_then(demo_study: Study) -> None:
+    clock = Clock()
+    display, stream = shown_by(Lines, clock)
+    display.study_started(demo_study, make_plan(demo_study.spec, None))
+    display.trial_started(4, {}, 0)
+    for second in range(25):
+        clock.now_s += 1
+        display.preparing(4, f"tokenises 9000 examples: {second} %")
+        display.tick(0.0)
+    display.reported(4, {"step": 3, "eval_loss": 6.0})
+    for _ in range(4):
+        clock.now_s += 1
+        display.tick(0.0)
+    told = [line for line in stream.getvalue().splitlines() if "tokenises" in line]
+    assert told == [f"trial 4 tokenises 9000 examples: {share} %" for share in (9, 19)]
+
+
+def test_verbose_shows_every_report(demo_study: Study) -> None:
+    display, stream = shown_by(Lines, Clock())
+    display.is_verbose = True
+    display.study_started(demo_study, make_plan(demo_study.spec, None))
+    display.trial_started(4, {}, 0)
+    display.reported(4, {"step": 3, "eval_loss": 6.0, "learning_rate": 1e-5})
+    assert stream.getvalue().splitlines()[-1] == "trial 4 at step 3: eval_loss 6, learning_rate 1e-05"
+
+
 def test_quiet_prints_warnings_only(demo_study: Study) -> None:
     display, stream = shown_by(Quiet, Clock())
     display.study_started(demo_study, make_plan(demo_study.spec, None))
@@ -296,11 +331,14 @@ def test_the_live_table_shows_running_trials_and_leaves_the_screen(demo_study: S
         display.study_started(demo_study, make_plan(demo_study.spec, None))
         display.trial_started(4, {}, 0)
         clock.now_s += 5
+        display.preparing(4, "loads a/model: 40%, 0.2 MB/s, about 3 s left")
+        clock.now_s += 5
         display.reported(4, {"step": 3, "eval_loss": 6.25, "learning_rate": 1e-3})
         before = len(stream.getvalue())
         display.trial_ended(record(4, 6.25, "PRUNED", step=3))
         assert "3/27" not in stream.getvalue()[before:], "an ended trial leaves the table with the line that says so"
     shown = stream.getvalue()
+    assert "trial 4 loads a/model: 40%" in shown
     assert "3/27" in shown
     assert "6.2500" in shown
     assert "\x1b[?25h" in shown, "the cursor must come back"

@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import REPOSITORY, Tune
 from trainables.config import TrainConfig
 from tuner import sections
+from tuner.reference import updated
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 SECTIONS = ("objective", "search", "scheduler", "scaling", "checkpoint", "failures", "mlflow")
@@ -30,6 +31,10 @@ def test_every_key_of_train_is_in_the_reference() -> None:
     assert [key for key in TrainConfig.model_fields if f"| `{key}` |" not in README and f"`{key}." not in README] == []
 
 
+def test_the_tables_of_keys_are_those_that_the_docstrings_make() -> None:
+    assert updated(README) == README, "make reference"
+
+
 def test_every_verb_is_in_the_table(tune: Tune) -> None:
     listed = tune("--help").stdout.partition("Commands:")[2].splitlines()
     indented = [line for line in listed if line.startswith("  ") and not line.startswith("   ")]
@@ -43,4 +48,7 @@ def test_no_placeholder_is_left() -> None:
 
 
 def test_files_that_the_readme_names_exist() -> None:
-    assert all(Path(REPOSITORY, "search_spaces", name).exists() for name in ("quickstart.yaml", "qwen_lr.yaml"))
+    assert all(
+        Path(REPOSITORY, "search_spaces", name).exists()
+        for name in ("quickstart.yaml", "qwen_lr.yaml", "qwen_lora.yaml", "own_loop.py", "own_loop.yaml")
+    )

@@ -181,7 +181,18 @@ def test_two_workers_a_trial_give_the_same_losses_as_one(tmp_path: Path, finishe
     assert one.trials()[0].reports == pytest.approx(two.trials()[0].reports, rel=1e-5)
 
 
-@pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_the_loop_under_transformers_trainer_gives_the_same_losses(
+    tmp_path: Path, finished: tuple[Study, Recorder]
+) -> None:
+    plain, _ = finished
+    study = run(tmp_path, trainable="huggingface", search={"num_trials": 3})
+    assert study.trials()[0].reports == plain.trials()[0].reports
+    assert {trial.state for trial in study.trials()} == {"COMPLETE", "PRUNED"}
+    assert is_complete(Path(study.best()[0].checkpoint or ""))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_plain_ray_train_function_runs_unchanged_and_is_stopped_early(tmp_path: Path, num_workers: int) -> None:
     study = run(
         tmp_path,

@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint import FileSystemReader
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.conftest import REPOSITORY, Tune
 from tests.tiny import MODEL, WORDS
 from trainables.tokenizer import byte_level_tokenizer
+from tuner import search
+from tuner.observer import Observer
+from tuner.spec import load_spec
 from tuner.study import Study
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
@@ -42,10 +46,11 @@ def write_instructions(path: Path, num: int = 200) -> Path:
     return path
 
 
-def test_the_3b_study_runs_on_a_tiny_model_and_own_data_with_nothing_but_set(tmp_path: Path, tune: Tune) -> None:
-    settings = {
-        "train.model": write_model(tmp_path / "model"),
-        "train.dataset.path": write_instructions(tmp_path / "instructions.jsonl"),
+def on_a_tiny_model(folder: Path) -> dict[str, object]:
+    """What to set for a study of Qwen2.5-3B to run anywhere in seconds."""
+    return {
+        "train.model": write_model(folder / "model"),
+        "train.dataset.path": write_instructions(folder / "instructions.jsonl"),
         "train.dataset.split": "train",
         "train.dataset.eval_split": "null",
         "train.max_length": 128,
@@ -56,11 +61,17 @@ def test_the_3b_study_runs_on_a_tiny_model_and_own_data_with_nothing_but_set(tmp
         "scheduler.max_t": 27,
         "scheduler.grace_period": 3,
         "scheduler.reduction_factor": 3,
-        "scaling.num_workers": 2,
         "scaling.gpus_per_worker": 0,
         "search.num_trials": 6,
     }
-    options = [item for key, value in settings.items() for item in ("--set", f"{key}={value}")]
+
+
+def as_options(settings: dict[str, object]) -> list[str]:
+    return [item for key, value in settings.items() for item in ("--set", f"{key}={value}")]
+
+
+def test_the_3b_study_runs_on_a_tiny_model_and_own_data_with_nothing_but_set(tmp_path: Path, tune: Tune) -> None:
+    options = as_options(on_a_tiny_model(tmp_path) | {"scaling.num_workers": 2})
     done = tune("run", REPOSITORY / "search_spaces" / "qwen_lr.yaml", *options, timeout_s=200)
     assert done.returncode == 0, done.stderr
     study = Study.open(tmp_path / "studies", "qwen_lr")
@@ -95,3 +106,29 @@ def test_the_quickstart_takes_less_than_two_minutes_and_beats_the_default(tmp_pa
     assert {"number", "value", "params", "step", "checkpoint", "default_value"} <= set(best)
     assert best["value"] < best["default_value"]
     assert Path(best["checkpoint"]).is_dir()
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_the_lora_study_searches_ranks_in_warm_slots_and_saves_adapters_alone(tmp_path: Path) -> None:
+    few = {"search.num_trials": 3, "train.max_steps": 9, "scheduler.max_t": 9, "scaling.slots": 1}
+    settings = on_a_tiny_model(tmp_path) | few | {"mlflow.enabled": "false"}
+    file = REPOSITORY / "search_spaces" / "qwen_lora.yaml"
+    spec = load_spec(file, [f"{key}={value}" for key, value in settings.items()])
+    study = search.run(spec, source_text=file.read_text(), root=tmp_path / "studies", observer=Observer())
+    ranks = {trial.params["lora.rank"] for trial in study.trials()}
+    assert len(ranks) > 1
+    saved = FileSystemReader(study.best()[0].checkpoint or "").read_metadata().state_dict_metadata
+    assert {".lora_" in name for name in saved if name.startswith("model.")} == {True}
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_loop_of_ones_own_is_searched_as_it_is(tmp_path: Path) -> None:
+    file = REPOSITORY / "search_spaces" / "own_loop.yaml"
+    spec = load_spec(file, ["search.num_trials=4", "mlflow.enabled=false"])
+    study = search.run(spec, source_text=file.read_text(), root=tmp_path / "studies", observer=Observer())
+    states = Counter(trial.state for trial in study.trials())
+    assert states["COMPLETE"] + states["PRUNED"] == 4
+    assert states["PRUNED"] >= 1
+    best = study.best()[0]
+    assert (best.step, [path.name for path in Path(best.checkpoint or "").glob("*.pt")]) == (216, ["state.pt"])
+    assert (best.value or 1.0) < (study.default_value or 0.0)

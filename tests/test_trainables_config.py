@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainables.config import DatasetConfig, TrainConfig
+from trainables.config import DatasetConfig, LoraConfig, TrainConfig
 
 MINIMAL: dict[str, Any] = {"model": "org/model", "dataset": {"path": "org/data"}}
 
@@ -21,7 +21,7 @@ def test_importing_the_package_does_not_import_torch() -> None:
 
 
 def test_every_field_has_a_description() -> None:
-    for model in (TrainConfig, DatasetConfig):
+    for model in (TrainConfig, DatasetConfig, LoraConfig):
         for name, field in model.model_fields.items():
             assert field.description, name
 
@@ -50,7 +50,9 @@ def test_json_round_trip() -> None:
         ("model", {"hidden_size": 64}, "needs model_type"),
         ("model", "", "at least 1 character"),
         ("packing", True, "not available yet"),
-        ("lora", {"rank": 8}, "not available yet"),
+        ("lora", {"rank": 0}, "greater than 0"),
+        ("lora", {"target_modules": []}, "at least 1 item"),
+        ("lora.dropout", 1.0, "less than 1"),
         ("dataset.limt", 5, "Extra inputs are not permitted"),
         ("learning_rat", 1e-5, "Extra inputs are not permitted"),
         ("model.hidden_size", 64, "has no keys to set"),

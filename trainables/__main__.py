@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 diverged or a checkpoint failed, 2 bad input.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from pydantic import ValidationError
 from trainables.checkpoint_dir import clean, newest_complete, step_dir
 from trainables.config import TrainConfig
 from trainables.errors import CheckpointError, Diverged
+from trainables.progress import heard_by
 
 if TYPE_CHECKING:
     from trainables.finetune import Report
@@ -55,6 +57,8 @@ def _parser() -> argparse.ArgumentParser:
         "--checkpoint-every", type=int, metavar="STEPS", help="save at reports whose step this divides; default: all"
     )
     parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint")
+    parser.add_argument("--until", type=int, metavar="STEP", help="end at the first report from this step on")
+    parser.add_argument("--metrics", type=Path, metavar="FILE", help="append each report's metrics, a line of JSON")
     parser.add_argument("--cache-dir", type=Path, default=Path(".cache"), help="where tokenised data is kept")
     return parser
 
@@ -87,14 +91,26 @@ def train(config: TrainConfig, options: argparse.Namespace) -> None:
         raise ValueError("--resume and --checkpoint-every need --checkpoint-dir")
     if options.checkpoint_every is not None and options.checkpoint_every < 1:
         raise ValueError(f"--checkpoint-every must be at least 1, got {options.checkpoint_every}")
+    if config.callbacks:
+        raise ValueError("callbacks are for studies with trainable: huggingface; remove them")
     from trainables.finetune import finetune
 
-    with joined_worker() as worker:
+    with joined_worker() as worker, heard_by(_show_progress):
         resume_from = _resume_from(options, worker)
         for report in finetune(config, worker, cache_dir=options.cache_dir, resume_from=resume_from):
             if worker.rank == 0:
+                _show_progress("")
                 print(format_report(report), flush=True)
+                _keep_metrics(report, options.metrics)
             _checkpoint(report, options, worker)
+            if options.until is not None and report.step >= options.until:
+                break
+
+
+def _show_progress(line: str) -> None:
+    # In place, and only where somebody looks.
+    if os.environ.get("RANK", "0") == "0" and sys.stderr.isatty():
+        print(f"\r\033[K{line[: os.get_terminal_size(sys.stderr.fileno()).columns - 1]}", end="", file=sys.stderr)
 
 
 def _resume_from(options: argparse.Namespace, worker: Worker) -> Path | None:
@@ -118,6 +134,12 @@ def _checkpoint(report: Report, options: argparse.Namespace, worker: Worker) -> 
         return
     if report.is_last or report.step % (options.checkpoint_every or 1) == 0:
         save_checkpoint(report.state, step_dir(options.checkpoint_dir, report.step), worker)
+
+
+def _keep_metrics(report: Report, path: Path | None) -> None:
+    if path is not None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(report.metrics) + "\n")
 
 
 def format_report(report: Report) -> str:

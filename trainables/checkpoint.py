@@ -23,7 +23,7 @@ from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
 from trainables.checkpoint_dir import PARTIAL_SUFFIX, is_complete, keep_last, read_manifest, write_manifest
@@ -197,6 +197,26 @@ def load_checkpoint(state: TrainState, path: Path, worker: Worker) -> None:
         raise kind(f"{path}: cannot be read: {_cause(error)}") from error
 
 
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Reads what was trained of a model, and nothing else, in this process alone; any number of ranks has saved it.
+
+    Raises:
+        CheckpointError: The checkpoint is not complete or does not fit the model.
+    """
+    if not is_complete(path):
+        raise CheckpointError(f"{path}: not a complete checkpoint")
+    try:
+        _load({"model": trained(model, model.state_dict())}, CheckpointReader(path), no_dist=True)
+    except (Exception, CheckpointException) as error:
+        raise CheckpointError(f"{path}: cannot be read: {_cause(error)}") from error
+
+
+def _load(contents: dict[str, Any], reader: CheckpointReader, *, no_dist: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=NOISE)
+        state_dict_loader.load(contents, storage_reader=reader, no_dist=no_dist)
+
+
 def _read(state: TrainState, path: Path, worker: Worker) -> None:
     reader = CheckpointReader(path)
     key = _rng_key(worker)
@@ -204,10 +224,15 @@ def _read(state: TrainState, path: Path, worker: Worker) -> None:
     saved["progress"] = _progress(state)
     if any(name.startswith(f"rng.{key}.") for name in reader.read_metadata().state_dict_metadata):
         saved["rng"] = {key: _rng_state(worker)}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=NOISE)
-        state_dict_loader.load(saved, storage_reader=reader, no_dist=worker.world_size == 1)
-    set_state_dict(state.model, state.optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
+    _load(saved, reader, no_dist=worker.world_size == 1)
+    set_state_dict(
+        state.model,
+        state.optimizer,
+        model_state_dict=saved["model"],
+        optim_state_dict=saved["optimizer"],
+        # What is missing is frozen, or the read would have failed.
+        options=StateDictOptions(strict=False),
+    )
     if "rng" in saved:
         _set_rng_state(saved["rng"][key], worker)
     state.step, state.tokens = saved["progress"].tolist()
@@ -216,7 +241,7 @@ def _read(state: TrainState, path: Path, worker: Worker) -> None:
 
 def _model_and_optimizer(state: TrainState) -> dict[str, Any]:
     model, optimizer = get_state_dict(state.model, state.optimizer)
-    return {"model": model, "optimizer": optimizer}
+    return {"model": trained(state.model, model), "optimizer": optimizer}
 
 
 def _live_model_and_optimizer(state: TrainState) -> dict[str, Any]:
@@ -226,7 +251,16 @@ def _live_model_and_optimizer(state: TrainState) -> dict[str, Any]:
     names: dict[torch.Tensor, str] = {parameter: name for name, parameter in state.model.named_parameters()}
     states = {names[parameter]: values for parameter, values in state.optimizer.state.items()}
     groups = [{**group, "params": [names[p] for p in group["params"]]} for group in state.optimizer.param_groups]
-    return {"model": state.model.state_dict(), "optimizer": {"state": states, "param_groups": groups}}
+    weights = trained(state.model, state.model.state_dict())
+    return {"model": weights, "optimizer": {"state": states, "param_groups": groups}}
+
+
+def trained(model: nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
+    """Those of a model's named tensors that a checkpoint holds: the frozen base of adapters is where it came from."""
+    # A tied weight has two names.
+    parameters = model.named_parameters(remove_duplicate=False)
+    frozen = {name for name, parameter in parameters if not parameter.requires_grad}
+    return {name: weight for name, weight in weights.items() if name not in frozen}
 
 
 def _share(common: dict[str, Any], worker: Worker) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class DatasetConfig(_Section):
 
 
 class LoraConfig(_Section):
-    """Low-rank adapters in place of full fine-tuning."""
+    """Low-rank adapters in place of full fine-tuning: they alone are trained and saved."""
 
     rank: PositiveInt = 16
     """Rank of the update."""
@@ -52,8 +52,16 @@ class LoraConfig(_Section):
     """Scale: the update is multiplied by alpha / rank."""
     dropout: Decay = 0.0
     """Dropout in front of the adapters."""
-    target_modules: list[str] | Literal["all-linear"] = "all-linear"
-    """Names of the layers that get an adapter; all-linear: every linear layer but the output head."""
+    target_modules: Annotated[list[Name], Field(min_length=1)] | Name = "all-linear"
+    """Names of the layers that get an adapter, as a list or, where they are searched, as text: `q_proj,v_proj`.
+    all-linear: every linear layer but the output head."""
+
+    @property
+    def layers(self) -> list[str] | str:
+        """target_modules as peft takes it."""
+        if self.target_modules == "all-linear" or isinstance(self.target_modules, list):
+            return self.target_modules
+        return [name.strip() for name in self.target_modules.split(",") if name.strip()]
 
 
 class TrainConfig(_Section):
@@ -72,7 +80,7 @@ class TrainConfig(_Section):
     packing: Bool = False
     """Several examples in one row without attention between them. Not available yet."""
     response_only: Bool = False
-    """true: only the tokens of the response (instruction) or of the assistant (chat) count in the loss. Plain text has
+    """Only the tokens of the response (instruction) or of the assistant (chat) count in the loss. Plain text has
     no prompt: all of it counts."""
 
     max_steps: PositiveInt = 1000
@@ -121,7 +129,10 @@ class TrainConfig(_Section):
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] = "auto"
     """Attention kernel; auto: what transformers takes for the model."""
     lora: LoraConfig | None = None
-    """Low-rank adapters. Not available yet."""
+    """Low-rank adapters beside frozen weights; `{}` takes their defaults. Null: all weights are trained."""
+    callbacks: tuple[Name, ...] = ()
+    """trainable: huggingface only. Callbacks of transformers.Trainer, each a class that takes no arguments, as
+    `package.module:Class` or `file.py:Class`."""
     seed: Annotated[int, Strict(), Field(ge=0, lt=2**63)] = 0
     """Order of the examples and dropout."""
     trust_remote_code: Bool = False
@@ -140,13 +151,6 @@ class TrainConfig(_Section):
         if packing:
             raise ValueError("packing is not available yet; remove it or set it to false")
         return packing
-
-    @field_validator("lora")
-    @classmethod
-    def _check_lora(cls, lora: LoraConfig | None) -> LoraConfig | None:
-        if lora is not None:
-            raise ValueError("lora is not available yet; remove it to fine-tune all weights")
-        return lora
 
     @model_validator(mode="after")
     def _check_flash_precision(self) -> Self:

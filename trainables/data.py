@@ -21,6 +21,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from trainables.config import TrainConfig
+from trainables.progress import Stage
 from trainables.render import Rendered, detect_format, render
 from trainables.rows import Row, load_rows, source_identity
 from trainables.tokenizer import tokenizer_identity
@@ -95,12 +96,17 @@ def _write_missing(
 ) -> None:
     """Tokenises both roles in one go: they are often two parts of one file, which is then read once."""
     folders["train"].parent.mkdir(parents=True, exist_ok=True)
-    load = lru_cache(maxsize=1)(partial(load_rows, config.dataset))
+    load = lru_cache(maxsize=1)(partial(_read_rows, config))
     # Configs that share only their evaluation data must not write it at once either.
     with FileLock(folders["train"].parent / "prepared.lock"):
         for role, folder in folders.items():
             if not folder.is_dir():
                 _write_store(config, role, folder, load_tokenizer(), load)
+
+
+def _read_rows(config: TrainConfig, split: str) -> Sequence[Row]:
+    Stage(f"reads {config.dataset.path} {split}")
+    return load_rows(config.dataset, split)
 
 
 def _digest(config: TrainConfig, role: Role) -> str:
@@ -203,10 +209,12 @@ def held_out_rows(num_rows: int) -> NDArray[np.int64]:
 def _tokenise(
     rows: Sequence[Row], chosen: NDArray[np.int64], config: TrainConfig, tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[tuple[NDArray[np.uint32], NDArray[np.uint8]]]:
+    stage = Stage(f"tokenises {len(chosen)} examples", len(chosen))
     for start in range(0, len(chosen), _ROWS_PER_TOKENIZER_CALL):
         indices = chosen[start : start + _ROWS_PER_TOKENIZER_CALL].tolist()
         rendered = [_render_numbered(rows[index], index, config, tokenizer) for index in indices]
         yield from encode(rendered, tokenizer, config.max_length, config.response_only)
+        stage.reach(start + len(indices))
 
 
 def _render_numbered(row: Row, index: int, config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> Rendered:

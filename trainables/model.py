@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from trainables.config import TrainConfig
+from trainables.progress import Bar, bars_told
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -50,7 +51,8 @@ def _load_model(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> Any:
         if isinstance(config.model, dict):
             architecture = inline_architecture(config.model, tokenizer)
             return AutoModelForCausalLM.from_config(architecture, **options)  # type: ignore[no-untyped-call]
-        return AutoModelForCausalLM.from_pretrained(config.model, **options)
+        with bars_told(f"loads {config.model}"):
+            return AutoModelForCausalLM.from_pretrained(config.model, tqdm_class=Bar, **options)
     except (OSError, ValueError, ImportError) as error:
         raise ValueError(f"model {_name_of(config.model)} cannot be loaded: {error}") from error
 

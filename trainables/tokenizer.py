@@ -52,11 +52,16 @@ def load_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase:
 
 
 def byte_level_tokenizer() -> PreTrainedTokenizerBase:
-    """A tokenizer without files: token i is byte i; 256, 257 and 258 are begin, end and padding."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    """A tokenizer without files: token i is byte i; 256, 257 and 258 are begin, end and padding.
+
+    Text is brought into Unicode's composed form (NFC) first: beside a Qwen2 model transformers would do so with any
+    tokenizer that is loaded from its folder, and an exported model must see what it was trained on.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE(vocab={_byte_symbol(byte): byte for byte in range(256)}, merges=[]))
+    tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from trainables.config import TrainConfig
 from trainables.data import Role, TokenStore, prepare
+from trainables.lora import add_adapters, halve_frozen_layers, remove_adapters
 from trainables.model import build_model
 from trainables.tokenizer import load_tokenizer
 
@@ -22,7 +24,7 @@ class Warm:
     """Hands out model, tokenizer and data; keeps them as long as what they depend on stays the same.
 
     A trial through a Warm gives bit for bit the losses of one in a fresh process: weights and buffers are copied back
-    before it, and nothing else of the model is changed by training.
+    before it, adapters are made anew over the same weights, and nothing else of the model is changed by training.
 
     Args:
         keep_weights: Keep a pristine copy of the weights for the next trial; needless for a single one.
@@ -32,7 +34,9 @@ class Warm:
         self._keep_weights = keep_weights
         self._tokenizer: tuple[Any, PreTrainedTokenizerBase] | None = None
         self._model: tuple[Any, nn.Module] | None = None
-        self._pristine: list[torch.Tensor] = []
+        self._pristine_buffers: list[torch.Tensor] = []
+        # Taken when a trial is about to train all weights: beside adapters they stay as they are.
+        self._pristine_weights: list[torch.Tensor] = []
         self._data: dict[Role, tuple[Any, TokenStore]] = {}
 
     def tokenizer(self, config: TrainConfig) -> PreTrainedTokenizerBase:
@@ -54,32 +58,58 @@ class Warm:
 
     def model(self, config: TrainConfig, device: torch.device) -> nn.Module:
         """The model of a config with its initial weights and no gradients."""
-        key = (config.model, config.tokenizer, config.trust_remote_code, config.attention, config.compile, str(device))
+        names = (config.model, config.tokenizer, config.trust_remote_code, config.attention)
+        key = (*names, config.compile, str(device), _are_layers_halved(config))
         if self._model is not None and self._model[0] == key:
             self._restore(self._model[1])
-            return self._model[1]
+            return self._prepared(self._model[1], config)
         # The old one goes first: two may not fit.
-        self._model, self._pristine = None, []
-        model = build_model(config, self.tokenizer(config), device)
-        # transformers' lazy imports leave exceptions in cycles; their frames would keep this trial's tensors alive.
+        self._model, self._pristine_weights = None, []
+        self._model = (key, self._build(config, device))
+        model = self._prepared(self._model[1], config)
+        # The lazy imports of transformers and peft leave exceptions in cycles; their frames would keep this trial's
+        # tensors alive.
         gc.collect()
+        return model
+
+    def _build(self, config: TrainConfig, device: torch.device) -> nn.Module:
+        model = build_model(config, self.tokenizer(config), device)
         if config.compile:
             model.compile(dynamic=True)
         if self._keep_weights:
-            self._pristine = [_host_copy(tensor) for tensor in _tensors(model)]
-        self._model = (key, model)
+            self._pristine_buffers = [_host_copy(buffer) for buffer in model.buffers()]
+        return model
+
+    def _prepared(self, model: nn.Module, config: TrainConfig) -> nn.Module:
+        if config.lora is not None:
+            add_adapters(model, config)
+            if _are_layers_halved(config):
+                halve_frozen_layers(model)
+            if config.compile:
+                # Other adapters are other code to the compiler, which gives up after a few.
+                torch.compiler.reset()
+        elif self._keep_weights and not self._pristine_weights:
+            self._pristine_weights = [_host_copy(weight) for weight in model.parameters()]
         return model
 
     def _restore(self, model: nn.Module) -> None:
         assert self._keep_weights, "a Warm without pristine weights serves one trial"
+        remove_adapters(model)
         with torch.no_grad():
-            for tensor, pristine in zip(_tensors(model), self._pristine, strict=True):
-                tensor.copy_(pristine, non_blocking=True)
+            _copy_back(model.buffers(), self._pristine_buffers)
+            if self._pristine_weights:
+                _copy_back(model.parameters(), self._pristine_weights)
         model.zero_grad(set_to_none=True)
 
 
-def _tensors(model: nn.Module) -> list[torch.Tensor]:
-    return [*model.parameters(), *model.buffers()]
+def _are_layers_halved(config: TrainConfig) -> bool:
+    # A callback may well use the model without autocast.
+    return config.lora is not None and config.precision == "bf16" and not config.callbacks
+
+
+def _copy_back(tensors: Iterable[torch.Tensor], pristine: list[torch.Tensor]) -> None:
+    for tensor, copy in zip(tensors, pristine, strict=True):
+        tensor.copy_(copy, non_blocking=True)
 
 
 def _host_copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tuner import text
 from tuner.record import TrialRecord, ranked
@@ -20,6 +22,7 @@ class RunningTrial:
 
     started_s: float
     metrics: Mapping[str, float] = field(default_factory=dict)
+    preparing: str = ""
 
 
 class Board:
@@ -42,6 +45,16 @@ class Board:
         self._trains_since_s: float | None = None
         self._ended = {record.number: record for record in study.trials() if record.state != "RUNNING"}
         self.best: TrialRecord | None = self._leader(*self._ended.values())
+        if study.is_running:
+            self._count_from(study.sessions()[-1:])
+
+    def _count_from(self, sessions: Sequence[Mapping[str, Any]]) -> None:
+        """Count time and ended trials from the session's begin, which is long past for whoever looks in on it."""
+        for session in sessions:
+            age_s = time.time() - session["started"]
+            self._started_s -= age_s
+            self._num_ended_here = sum(_ended_s(record) >= session["started"] for record in self._ended.values())
+            self._trains_since_s = self._started_s if self._num_ended_here else None
 
     def _leader(self, *records: TrialRecord) -> TrialRecord | None:
         return next(iter(ranked(records, self.objective)), None)
@@ -50,12 +63,23 @@ class Board:
         """A trial begins, or goes on from `step`."""
         self.running[number] = RunningTrial(self._clock(), {"step": step})
 
+    def started_earlier(self, number: int, age_s: float) -> None:
+        """A running trial began that many seconds ago."""
+        if number in self.running:
+            self.running[number].started_s = self._clock() - age_s
+
     def report(self, number: int, metrics: Mapping[str, float]) -> None:
         """A running trial reported."""
         if self._trains_since_s is None:
             self._trains_since_s = self._clock()
         if number in self.running:
             self.running[number].metrics = dict(metrics)
+            self.running[number].preparing = ""
+
+    def prepare(self, number: int, text: str) -> None:
+        """A running trial tells what it does before its first step."""
+        if number in self.running:
+            self.running[number].preparing = text
 
     def end(self, record: TrialRecord) -> None:
         """A trial is over."""
@@ -96,3 +120,7 @@ class Board:
         if self.eta_s is not None:
             parts.append(f"about {text.duration(self.eta_s)} left")
         return "; ".join(parts)
+
+
+def _ended_s(record: TrialRecord) -> float:
+    return 0.0 if record.ended is None else dt.datetime.fromisoformat(record.ended).timestamp()

@@ -138,6 +138,14 @@ class Warned:
 
 
 @dataclass(frozen=True)
+class Preparing:
+    """What the worker does before the first step, in one line."""
+
+    number: int
+    text: str
+
+
+@dataclass(frozen=True)
 class Heard:
     """What a slot passes on to the search at once; `ended` is set when the worker has let go of the trial."""
 
@@ -146,6 +154,7 @@ class Heard:
     saved: tuple[Saved, ...]
     ended: Ended | None
     warnings: tuple[str, ...] = ()
+    preparing: str = ""
 
 
 # -- slot to worker ---------------------------------------------------------------------------------------------

@@ -10,12 +10,13 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner import output
-from tuner.commands import DEFAULT_ROOT, command
+from tuner import cli_reading, output
+from tuner.cli_arguments import ROOT, FormatOption, RootOption, StudyArgument, open_study
+from tuner.commands import command
 from tuner.errors import InputError, Problem, SpecError, TuneError
 from tuner.formats import Format
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 # Verbs import what they need when called: `--help` and `validate` start at once, and only `run` and `resume` load Ray.
 USAGE, INTERRUPTED = 2, 130
-_WATCH_S = 2.0
 
 app = typer.Typer(
     name="tune",
@@ -35,19 +35,16 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Example:  tune run search_spaces/quickstart.yaml",
 )
+# In the help they stand behind the verbs that run things.
+app.add_typer(cli_reading.app)
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The study file.", show_default=False)]
-StudyArgument = Annotated[
-    str, typer.Argument(metavar="STUDY", help="A name under --root, or the path of a study's folder.")
-]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the study file; may be repeated."),
 ]
-RootOption = Annotated[Path, typer.Option("--root", metavar="DIR", help="Where studies live.")]
-FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Every report of every trial as a line, too.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; results, warnings and errors only.")]
-ROOT = DEFAULT_ROOT
 
 
 def _version(wanted: bool) -> None:
@@ -75,6 +72,7 @@ def run(
     root: RootOption = ROOT,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; start nothing.")] = False,
     quiet: QuietOption = False,
+    verbose: VerboseOption = False,
 ) -> int:
     """Run the study that FILE describes.
 
@@ -85,7 +83,7 @@ def run(
         return _print_plan(spec)
     from tuner import search
 
-    with _progress(root / spec.study, quiet) as observer:
+    with _progress(root / spec.study, quiet, verbose) as observer:
         study = search.run(spec, source_text=_read(file), root=root, observer=observer)
     return _finish(study)
 
@@ -96,6 +94,7 @@ def resume(
     overrides: SetOption = None,
     root: RootOption = ROOT,
     quiet: QuietOption = False,
+    verbose: VerboseOption = False,
 ) -> int:
     """Go on with a study, or extend it.
 
@@ -104,9 +103,35 @@ def resume(
     from tuner import search
     from tuner.study_dir import find_study
 
-    with _progress(find_study(root, study), quiet) as observer:
+    with _progress(find_study(root, study), quiet, verbose) as observer:
         opened = search.resume(study, root=root, overrides=overrides or [], observer=observer)
     return _finish(opened)
+
+
+@app.command(epilog="Example:  tune confirm qwen_lr --top 3 --seeds 5")
+def confirm(
+    study: StudyArgument,
+    top: Annotated[int, typer.Option("--top", min=1, metavar="K", help="The K best trials.")] = 3,
+    seeds: Annotated[int, typer.Option("--seeds", min=2, metavar="N", help="New seeds for each.")] = 3,
+    root: RootOption = ROOT,
+    form: FormatOption = Format.TABLE,
+    quiet: QuietOption = False,
+) -> int:
+    """Run the best trials and the default one again with new seeds, and name the winner.
+
+    To full length each. What was run before is kept: more seeds, or what an interruption left, are added to it.
+    """
+    from tuner.confirm import confirm as run_again
+
+    opened = open_study(study, root)
+    again = command("confirm", opened.dir, "--top", str(top), "--seeds", str(seeds))
+    with _progress(opened.dir, quiet, go_on=again) as observer:
+        found, state = run_again(opened, top=top, seeds=seeds, observer=observer)
+    output.confirmed(opened, found, form)
+    if state == "interrupted":
+        output.note(f"interrupted; go on with: {again}")
+        return INTERRUPTED
+    return 0 if any(arm.values for arm in found.arms) else 1
 
 
 @app.command(epilog="Example:  tune validate search_spaces/*.yaml")
@@ -131,60 +156,6 @@ def validate(
     return 0
 
 
-@app.command("list", epilog="Example:  tune list --root /mnt/studies")
-def list_(root: RootOption = ROOT, form: FormatOption = Format.TABLE) -> int:
-    """List the studies under --root."""
-    from tuner.study_dir import list_studies
-
-    output.studies([_status_or_damage(root, name) for name in list_studies(root)], form)
-    return 0
-
-
-@app.command(epilog="Example:  tune status qwen_lr --watch")
-def status(
-    study: StudyArgument,
-    watch: Annotated[bool, typer.Option("--watch", help="Print again every 2 s until the study ends.")] = False,
-    root: RootOption = ROOT,
-    form: FormatOption = Format.TABLE,
-) -> int:
-    """Show where a study stands.
-
-    Counts of trials, the best one, the time spent. Safe while the study runs, like every reading verb.
-    """
-    state = _open(study, root).status()
-    output.status(state, form)
-    while watch and state["state"] == "running":
-        time.sleep(_WATCH_S)
-        state = _open(study, root).status()
-        output.status(state, form, redraw=True)
-    return 0
-
-
-@app.command(epilog="Example:  tune trials qwen_lr --format csv > trials.csv")
-def trials(study: StudyArgument, root: RootOption = ROOT, form: FormatOption = Format.TABLE) -> int:
-    """List the trials of a study."""
-    output.trials(_open(study, root), form)
-    return 0
-
-
-@app.command(epilog="Example:  tune best qwen_lr --top 5 --format json")
-def best(
-    study: StudyArgument,
-    top: Annotated[int | None, typer.Option("--top", min=1, metavar="K", help="The K best trials.")] = None,
-    root: RootOption = ROOT,
-    form: FormatOption = Format.TABLE,
-) -> int:
-    """Show the best trial and its checkpoint."""
-    opened = _open(study, root)
-    leaders = opened.best(top or 1)
-    if not leaders:
-        raise TuneError(
-            f"no trial of study {study!r} has a value yet", f"See how it stands: {command('status', opened.dir)}"
-        )
-    output.best(opened, leaders, form, as_list=top is not None)
-    return 0
-
-
 @app.command(epilog="Example:  tune stop qwen_lr")
 def stop(
     study: StudyArgument,
@@ -195,7 +166,7 @@ def stop(
 
     Its running trials save a checkpoint; the study can be resumed.
     """
-    opened = _open(study, root)
+    opened = open_study(study, root)
     if not opened.is_running:
         raise InputError(f"study {study!r} is not running", f"See how it stands: {command('status', opened.dir)}")
     opened.ask_to_stop()
@@ -204,7 +175,7 @@ def stop(
         time.sleep(0.2)
     if opened.is_running:
         raise TuneError(f"study {study!r} still runs after {wait_s:g} s", "It ends once its trials have saved.")
-    output.stopped(_open(study, root))
+    output.stopped(open_study(study, root))
     return 0
 
 
@@ -218,21 +189,6 @@ def _read(file: Path) -> str:
     return file.read_bytes().decode("utf-8")
 
 
-def _open(study: str, root: Path) -> Study:
-    from tuner.study import Study
-
-    return Study.open(root, study)
-
-
-def _status_or_damage(root: Path, name: str) -> dict[str, Any]:
-    """One damaged study must not hide the others."""
-    try:
-        return _open(name, root).status() | {"study": name}
-    except TuneError as error:
-        output.error(error)
-        return dict.fromkeys(output.STATUS_KEYS) | {"study": name, "state": "damaged", "counts": {}}
-
-
 def _print_plan(spec: StudySpec) -> int:
     from tuner.plan import make_plan
 
@@ -241,15 +197,15 @@ def _print_plan(spec: StudySpec) -> int:
 
 
 @contextmanager
-def _progress(study_dir: Path, quiet: bool) -> Iterator[Observer]:
+def _progress(study_dir: Path, quiet: bool, verbose: bool = False, go_on: str = "") -> Iterator[Observer]:
     """The progress display; a search that is cut off still says how to go on."""
     from tuner.live import progress
 
     try:
-        with progress(quiet=quiet) as observer:
+        with progress(quiet=quiet, verbose=verbose) as observer:
             yield observer
     except KeyboardInterrupt:
-        output.cut_off(study_dir)
+        output.cut_off(study_dir, go_on)
         raise
 
 

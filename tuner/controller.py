@@ -129,6 +129,8 @@ class StudyController:
             running = self._running[tune_id]
             for text in heard.warnings:
                 self._observer.warning(text)
+            if heard.preparing:
+                self._observer.preparing(running.number, heard.preparing)
             self._checkpoints.note_saved(running.number, heard.saved)
             goes_on = all(self._take_report(running, report) for report in heard.reports)
             if goes_on and heard.ended is not None:

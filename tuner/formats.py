@@ -21,16 +21,17 @@ class Format(StrEnum):
 
 def to_json(data: Any) -> str:
     """Strict JSON: a number that is not finite becomes null."""
-    return json.dumps(_strict(data), indent=2, ensure_ascii=False, allow_nan=False, default=str)
+    return json.dumps(strict(data), indent=2, ensure_ascii=False, allow_nan=False, default=str)
 
 
-def _strict(data: Any) -> Any:
+def strict(data: Any) -> Any:
+    """Plain data in which numbers that are not finite are null."""
     if isinstance(data, float) and not math.isfinite(data):
         return None
     if isinstance(data, Mapping):
-        return {str(key): _strict(value) for key, value in data.items()}
+        return {str(key): strict(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        return [_strict(value) for value in data]
+        return [strict(value) for value in data]
     return data
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,8 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.storages.journal._file import BaseJournalFileLock
 
 from tuner.commands import command
-from tuner.errors import StudyAbortedError, StudyDamagedError
+from tuner.errors import StudyAbortedError
+from tuner.journal_view import is_entry, unreadable
 
 
 def open_journal(path: Path) -> JournalStorage:
@@ -27,11 +27,7 @@ def open_journal(path: Path) -> JournalStorage:
     try:
         return JournalStorage(backend)
     except Exception as error:  # whatever Optuna makes of a line that it has not written
-        raise StudyDamagedError(
-            f"{path}:{_damaged_line(path) or backend.num_read}: the study's record cannot be read "
-            f"({type(error).__name__})",
-            "Put the file back from a copy; every line must be one JSON object as Optuna writes it.",
-        ) from error
+        raise unreadable(path, _damaged_line(path) or backend.num_read, error) from error
 
 
 def cut_torn_line(path: Path) -> None:
@@ -40,9 +36,9 @@ def cut_torn_line(path: Path) -> None:
     Optuna would stumble over it at the next write. A file with further damage is left as it is.
     """
     *lines, torn = path.read_bytes().split(b"\n")
-    if not torn and lines and not _is_entry(lines[-1]):
+    if not torn and lines and not is_entry(lines[-1]):
         torn = lines.pop() + b"\n"
-    if torn and lines and _is_entry(lines[-1]):
+    if torn and lines and is_entry(lines[-1]):
         os.truncate(path, path.stat().st_size - len(torn))
 
 
@@ -90,13 +86,4 @@ class _HeldElsewhere(BaseJournalFileLock):
 
 def _damaged_line(path: Path) -> int | None:
     with open(path, "rb") as file:
-        return next((number for number, line in enumerate(file, start=1) if not _is_entry(line)), None)
-
-
-def _is_entry(line: bytes) -> bool:
-    """Whether a line says which operation it is."""
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return False
-    return isinstance(entry, dict) and "op_code" in entry
+        return next((number for number, line in enumerate(file, start=1) if not is_entry(line)), None)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _HEARTBEAT_S = 30.0
 _REDRAW_S = 0.25
+_PREPARING_S = 10.0
 
 
 class Quiet(Observer):
@@ -54,12 +55,13 @@ class Quiet(Observer):
 class Lines(Quiet):
     """One line when a trial starts or ends, and a summary every half minute: for logs and pipes."""
 
+    is_verbose = False  # whether every report is a line too
     _board: Board | None = None
-    _summarised_s = 0.0
+    _summarised_s = _prepares_since_s = 0.0
 
     def study_started(self, study: Study, plan: Plan) -> None:
         self._board = Board(study, plan.num_trials, self._clock)
-        self._summarised_s = self._clock()
+        self._summarised_s = self._prepares_since_s = self._clock()
         num_ended = sum(self._board.states.values())
         done = f", {num_ended} of them ended before" if num_ended else ""
         trials = text.plural(plan.num_trials, "trial")
@@ -72,9 +74,22 @@ class Lines(Quiet):
         how = f"goes on from step {resumed_from_step}" if resumed_from_step else "starts"
         self._say_event(f"trial {number} {how}: {text.parameters(params)}")
 
-    def reported(self, number: int, metrics: Mapping[str, float]) -> None:
+    def started_earlier(self, number: int, age_s: float) -> None:
+        """The trial has been running for that long already."""
         if self._board is not None:
-            self._board.report(number, metrics)
+            self._board.started_earlier(number, age_s)
+
+    def preparing(self, number: int, text: str) -> None:
+        if self._board is not None:
+            self._board.prepare(number, text)
+
+    def reported(self, number: int, metrics: Mapping[str, float]) -> None:
+        if self._board is None:
+            return
+        self._board.report(number, metrics)
+        if self.is_verbose:
+            numbers = [f"{name} {text.number(value)}" for name, value in metrics.items() if name != "step"]
+            self._say(f"trial {number} at step {int(metrics.get('step', 0))}: {', '.join(numbers)}")
 
     def trial_ended(self, record: TrialRecord) -> None:
         if self._board is None:
@@ -85,10 +100,7 @@ class Lines(Quiet):
 
     def _say_end(self, record: TrialRecord, mark: str) -> None:
         assert self._board is not None
-        value = f"{self._board.objective.metric} {text.measured(record.value)}"
-        what = record.reason if record.state == "FAILED" and record.reason else value
-        style = tables.STATE_STYLES.get(record.state, "")
-        self._say(f"trial {record.number} {record.state} at step {record.step}: {what}{mark}", style)
+        self._say(f"{end_line(record, self._board)}{mark}", tables.STATE_STYLES.get(record.state, ""))
 
     def _say_event(self, line: str) -> None:
         self._say(line)
@@ -97,9 +109,20 @@ class Lines(Quiet):
         if self._board is None:
             return
         self._board.training_share = training_share
+        self._say_preparing(self._board)
         if self._clock() - self._summarised_s >= _HEARTBEAT_S:
             self._summarised_s = self._clock()
             self._say(self._board.summary())
+
+    def _say_preparing(self, board: Board) -> None:
+        # What is over in a moment is not worth a line in a log.
+        busy = {number: trial for number, trial in board.running.items() if trial.preparing}
+        if not busy:
+            self._prepares_since_s = self._clock()
+        elif self._clock() - self._prepares_since_s >= _PREPARING_S:
+            self._prepares_since_s = self._clock()
+            number, trial = min(busy.items())
+            self._say(f"trial {number} {trial.preparing}")
 
 
 class LiveTable(Lines):
@@ -118,6 +141,10 @@ class LiveTable(Lines):
 
     def reported(self, number: int, metrics: Mapping[str, float]) -> None:
         super().reported(number, metrics)
+        self._draw()
+
+    def preparing(self, number: int, text: str) -> None:
+        super().preparing(number, text)
         self._draw()
 
     def trial_ended(self, record: TrialRecord) -> None:
@@ -154,30 +181,43 @@ class LiveTable(Lines):
             self._live.update(picture(self._board, self._drawn_s), refresh=True)
 
 
+def end_line(record: TrialRecord, board: Board) -> str:
+    """How a trial ended."""
+    value = f"{board.objective.metric} {text.measured(record.value)}"
+    what = record.reason if record.state == "FAILED" and record.reason else value
+    return f"trial {record.number} {record.state} at step {record.step}: {what}"
+
+
 def picture(board: Board, now_s: float) -> Group:
     """The running trials, and the summary under them."""
     loss = text.shorten(board.objective.metric, 16)
-    table = tables.new_table("trial", "state", "step", loss, "lr", "time", right={"trial", "step", loss, "lr", "time"})
+    # A loop of the user's own need not report one, and the record of a study does not keep it.
+    rate = ["lr"] if any("learning_rate" in trial.metrics for trial in board.running.values()) else []
+    numbers = ["step", loss, *rate, "time"]
+    table = tables.new_table("trial", "state", *numbers, right={"trial", *numbers})
     for number, trial in sorted(board.running.items()):
-        table.add_row(*_cells(board, number, trial, now_s))
-    return Group(Text(), table, Text(), Text(board.summary()))
+        table.add_row(*_cells(board, number, trial, now_s, has_rate=bool(rate)))
+    doing = [Text(f"trial {n} {trial.preparing}") for n, trial in sorted(board.running.items()) if trial.preparing]
+    return Group(Text(), table, *([Text(), *doing] if doing else []), Text(), Text(board.summary()))
 
 
-def _cells(board: Board, number: int, trial: RunningTrial, now_s: float) -> list[str]:
+def _cells(board: Board, number: int, trial: RunningTrial, now_s: float, *, has_rate: bool) -> list[str]:
     metrics = trial.metrics
     return [
         str(number),
         "RUNNING" if len(metrics) > 1 else "STARTING",
         f"{int(metrics.get('step', 0))}/{board.max_t}",
         text.measured(metrics.get(board.objective.metric)),
-        text.number(metrics.get("learning_rate")),
+        *([text.number(metrics.get("learning_rate"))] if has_rate else []),
         text.duration(now_s - trial.started_s),
     ]
 
 
-def progress(*, quiet: bool) -> Quiet:
+def progress(*, quiet: bool = False, verbose: bool = False) -> Quiet:
     """The display that fits: a live table on a terminal, lines elsewhere, only warnings when quiet."""
     console = screen(to_stderr=True)
     if quiet:
         return Quiet(console)
-    return LiveTable(console) if console.is_terminal and not console.is_dumb_terminal else Lines(console)
+    display = LiveTable(console) if console.is_terminal and not console.is_dumb_terminal else Lines(console)
+    display.is_verbose = verbose
+    return display

@@ -165,7 +165,18 @@ class _Loader:
         """The constants as given, without those that the command line cleared."""
         if self._custom:
             return {name: value for name, value in train.items() if ("train", name) not in self._findings.cleared}
-        return tidy(TrainConfig, train, ("train",), self._findings, _NOT_IN_TRAIN)
+        return self._with_callbacks(tidy(TrainConfig, train, ("train",), self._findings, _NOT_IN_TRAIN))
+
+    def _with_callbacks(self, train: dict[str, Any]) -> dict[str, Any]:
+        """The constants with the files of callbacks found, which are for one trainable only."""
+        places, key = train.get("callbacks"), ("train", "callbacks")
+        if places is not None and self._source.data.get("trainable") != "huggingface":
+            self.report(key, "only with trainable: huggingface; set that, or remove the callbacks")
+        if not isinstance(places, list) or not all(isinstance(place, str) for place in places):
+            return train
+        located = [rules.locate_file(place, Path(self._source.path).parent) for place in places]
+        self._all(((*key, index), fault) for index, (_, fault) in enumerate(located) if fault)
+        return train | {"callbacks": [place for place, _ in located]}
 
     def _lengths(self, train: dict[str, Any], space: SearchSpace, scheduler: Any) -> tuple[int | None, int | None]:
         """Checks the constants and what is searched; returns (max_steps, eval_every), None where not legal."""

@@ -23,6 +23,9 @@ class Observer:
     def trial_started(self, number: int, params: Mapping[str, Any], resumed_from_step: int) -> None:
         """A trial begins, or goes on from a checkpoint when `resumed_from_step` > 0."""
 
+    def preparing(self, number: int, text: str) -> None:
+        """What a trial does before its first step, with its rate and the time left; heard now and then."""
+
     def reported(self, number: int, metrics: Mapping[str, float]) -> None:
         """A running trial reported; `metrics` holds `step` and the objective's metric among others."""
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tuner import text
 from tuner.commands import command
-from tuner.tracking_target import Target, resolve_target
+from tuner.tracking_links import run_url, server_url, study_target, study_url
 
 if TYPE_CHECKING:
+    from tuner.confirmation import Confirmation
     from tuner.record import TrialRecord
     from tuner.study import Study
+
+CONFIRMED_COLUMNS = ("configuration of", "mean", "± 95 %", "n", "values")
 
 
 def gain(study: Study, leader: TrialRecord) -> str:
@@ -40,6 +42,30 @@ def against_default(study: Study, leader: TrialRecord) -> str:
     return f", {amount} {word} than the default trial's {text.measured(default.value)}"
 
 
+def confirmed_rows(found: Confirmation) -> list[list[str]]:
+    """One row a configuration: its trial, mean, half width of its interval, number of values, and the values."""
+    rows = []
+    for arm in found.arms:
+        mean = text.measured(arm.mean.mean if arm.mean else None)
+        half = text.number(arm.mean.half_width if arm.mean else None)
+        values = ", ".join(f"{text.measured(value)}" for value in arm.values.values())
+        failed = f"; failed with {text.plural(len(arm.failed), 'seed')}" if arm.failed else ""
+        rows.append([arm.name, mean, half, str(len(arm.values)), f"{values}{failed}"])
+    return rows
+
+
+def confirmed_words(study: Study, found: Confirmation) -> list[str]:
+    """Who wins, and the gain over the default trial."""
+    lines = [found.sentence(study.spec.objective.metric)]
+    default = next((arm for arm in found.arms if arm.is_default), None)
+    if found.gain is not None and default is not None and default.mean is not None:
+        amount = text.measured(found.gain.mean)
+        half = "" if found.gain.half_width is None else f" ± {text.number(found.gain.half_width)}"
+        share = f"{text.percent(found.gain.mean / abs(default.mean.mean), 1)}, " if default.mean.mean else ""
+        lines.append(f"It is better than the default trial by {amount}{half} ({share}n = {found.gain.n}).")
+    return lines
+
+
 def failures(study: Study, records: Sequence[TrialRecord]) -> list[str]:
     """The count, and the first cause once with its log."""
     failed = [record for record in records if record.state == "FAILED"]
@@ -58,12 +84,19 @@ def next_commands(study: Study, state: str) -> list[str]:
     extend = ["--set", f"search.num_trials={2 * spec.search.num_trials}"] if state == "finished" else []
     commands = [command("resume", study.dir, *extend), command("best", study.dir)]
     if spec.mlflow.enabled:
-        commands.append(mlflow_command(resolve_target(spec, study.dir.resolve().parent)))
+        commands.append(mlflow_command(study))
     return ["next:", *(f"  {line}" for line in commands)]
 
 
-def mlflow_command(target: Target) -> str:
-    """How to look at the MLflow store of a study; a server is there to be looked at already."""
-    if target.uri.startswith("http"):
-        return f"MLflow: {target.shown}"
-    return shlex.join(["mlflow", "ui", "--backend-store-uri", target.shown])
+def mlflow_command(study: Study) -> str:
+    """How to look at a study in MLflow; a server is there to be looked at already."""
+    base = server_url(study_target(study))
+    return command("ui", study.dir) if base is None else f"MLflow: {study_url(study, base)}"
+
+
+def mlflow_place(study: Study, record: TrialRecord) -> str | None:
+    """The address of the trial's run, or the command that shows it; None where there is none."""
+    if record.mlflow_run_id is None or not study.spec.mlflow.enabled:
+        return None
+    base = server_url(study_target(study))
+    return command("ui", study.dir) if base is None else run_url(study, base, record.mlflow_run_id)

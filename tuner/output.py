@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
+from rich.text import Text
 
 from tuner import outcomes, tables, text
 from tuner.commands import command
 from tuner.formats import Format, to_csv, to_json
 
 if TYPE_CHECKING:
+    from tuner.compare import Compared
+    from tuner.confirmation import Confirmation
     from tuner.errors import TuneError
     from tuner.plan import Plan
     from tuner.record import TrialRecord
@@ -42,6 +45,12 @@ def screen(*, to_stderr: bool = False) -> Console:
 def result(line: str) -> None:
     """One result on stdout, as it is: never folded, never coloured."""
     sys.stdout.write(f"{line}\n")
+
+
+def raw(piece: str) -> None:
+    """Part of a result that is text already: a log."""
+    sys.stdout.write(piece)
+    sys.stdout.flush()
 
 
 def note(line: str) -> None:
@@ -110,23 +119,72 @@ def best(study: Study, records: Sequence[TrialRecord], form: Format, *, as_list:
         _table(_trial_table(study, records))
     else:
         _table(tables.facts(_best_facts(study, records[0])))
+        _remarks(study, study.trials())
 
 
 def _best_facts(study: Study, record: TrialRecord) -> dict[str, Any]:
+    from tuner.confirmation import read_confirmation
+
     facts = {
         "study": study.name,
         "trial": f"{record.number}, {record.state} at step {record.step}",
         study.spec.objective.metric: f"{text.measured(record.value)}{outcomes.against_default(study, record)}",
     }
     facts |= {f"  {name}": text.parameter(value, width=80) for name, value in record.params.items()}
-    facts |= {"checkpoint": record.checkpoint or text.MISSING, "mlflow run": record.mlflow_run_id or text.MISSING}
-    return facts
+    if (found := read_confirmation(study)) is not None:
+        facts["confirmed"] = " ".join(outcomes.confirmed_words(study, found))
+    place = outcomes.mlflow_place(study, record)
+    run = " ".join(filter(None, [record.mlflow_run_id, place and f"({place})"]))
+    return facts | {"checkpoint": record.checkpoint or text.MISSING, "mlflow run": run or text.MISSING}
 
 
-def status(state: Mapping[str, Any], form: Format, *, redraw: bool = False) -> None:
-    """Where one study stands; `redraw` clears a terminal first."""
-    if redraw:
-        screen().clear()
+def trial(study: Study, record: TrialRecord, form: Format) -> None:
+    """Everything about one trial."""
+    from tuner.trial_view import describe
+
+    known = describe(study, record)
+    if form is Format.TABLE:
+        _table(tables.facts(_trial_facts(study, record, known)))
+    else:
+        _data(known, tuple(known), form)
+
+
+def _trial_facts(study: Study, record: TrialRecord, known: Mapping[str, Any]) -> dict[str, Any]:
+    metric, tries = study.spec.objective.metric, record.attempts
+    facts: dict[str, Any] = {
+        "study": study.spec.study,
+        "trial": f"{record.number}, {record.state} at step {record.step} of {study.spec.max_t}",
+        metric: f"{text.measured(record.value)}{outcomes.against_default(study, record)}",
+        "reason": record.reason,
+    }
+    facts |= {f"  {name}": text.parameter(value, width=80) for name, value in record.params.items()}
+    facts |= {
+        "curve": _curve(record),
+        "time": f"{text.duration(known['seconds'])}{'' if tries < 2 else f', started {tries} times'}",
+        "started": record.started,
+        "checkpoints": "\n".join(map(_checkpoint_words, known["checkpoints"])),
+        "logs": "\n".join(known["logs"]),
+        "mlflow run": record.mlflow_run_id,
+        "  see it": known["mlflow"],
+        "again": known["reproduce"],
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _curve(record: TrialRecord) -> str:
+    (first, *_), values = (list(record.reports) or [0]), list(record.reports.values())
+    if len(values) < 2:
+        return ""
+    ends = f"{text.measured(values[0])} at step {first}, {text.measured(values[-1])} at step {record.step}"
+    return f"{text.curve(values)}\n{ends}"
+
+
+def _checkpoint_words(found: Mapping[str, Any]) -> str:
+    return f"{found['path']}  {text.num_bytes(found['bytes'])}{'' if found['complete'] else ', not complete'}"
+
+
+def status(state: Mapping[str, Any], form: Format) -> None:
+    """Where one study stands."""
     if form is Format.TABLE:
         _table(tables.facts(status_facts(state)))
     else:
@@ -164,11 +222,33 @@ def studies(states: Sequence[Mapping[str, Any]], form: Format) -> None:
     _table(table)
 
 
+def comparison(studies: Sequence[Compared], form: Format) -> None:
+    """Studies side by side."""
+    from tuner import compare
+
+    rows = compare.rows(studies)
+    if form is not Format.TABLE:
+        _data(rows, compare.COMPARED_KEYS, form)
+        return
+    table = tables.new_table("", *(study.name for study in studies))
+    for name, words in compare.side_by_side(studies).items():
+        table.add_row(*map(Text, [name, *words]))
+    _table(table)
+    if unlike := compare.unlike(rows[0]["differences"]):
+        warning(f"these studies differ in {', '.join(unlike)}: their values are not of the same thing")
+
+
 def stopped(study: Study) -> None:
     """A study that was asked to end has ended."""
     state = study.status()
     result(f"{study.name} {state['state']}: {text.counts(state['counts'])}")
     note(f"Go on with it: {command('resume', study.dir)}")
+
+
+def exported(study: Study, record: TrialRecord, folder: Path) -> None:
+    """A trial's model stands in a folder."""
+    note(f"trial {record.number}, {study.spec.objective.metric} {text.measured(record.value)}, is in")
+    result(str(folder))
 
 
 def outcome(study: Study) -> None:
@@ -177,6 +257,7 @@ def outcome(study: Study) -> None:
     if leaders:
         _table(_trial_table(study, leaders))
         result(f"\n{outcomes.gain(study, leaders[0])}")
+        _remarks(study, records)
     status = study.status()
     how = f"{text.counts(status['counts'])} in {text.duration(status['elapsed_s'])}"
     note(f"\n{study.name} {status['state']}: {how}")
@@ -184,10 +265,35 @@ def outcome(study: Study) -> None:
         note(line)
 
 
-def cut_off(study_dir: Path) -> None:
+def confirmed(study: Study, found: Confirmation, form: Format) -> None:
+    """Each configuration under several seeds, and who wins."""
+    from tuner.confirmation import ARM_KEYS
+
+    if form is not Format.TABLE:
+        shape = found.to_json()
+        _data(shape if form is Format.JSON else shape["arms"], ARM_KEYS, form)
+        return
+    rows = outcomes.confirmed_rows(found)
+    table = tables.new_table(*outcomes.CONFIRMED_COLUMNS, right=outcomes.CONFIRMED_COLUMNS[1:4])
+    for row in rows:
+        table.add_row(*map(Text, row))
+    _table(table)
+    for line in outcomes.confirmed_words(study, found):
+        result(line)
+
+
+def cut_off(study_dir: Path, go_on: str = "") -> None:
     """The search was ended before it could say how far it got."""
-    resume = f"; go on with: {command('resume', study_dir)}" if study_dir.is_dir() else ""
+    again = go_on or command("resume", study_dir)
+    resume = f"; go on with: {again}" if study_dir.is_dir() else ""
     note(f"interrupted{resume}")
+
+
+def _remarks(study: Study, records: Sequence[TrialRecord]) -> None:
+    from tuner.verdicts import brief
+
+    for verdict in brief(study.spec, records):
+        result(verdict.text)
 
 
 def _trial_table(study: Study, records: Sequence[TrialRecord]) -> RenderableType:
@@ -206,7 +312,10 @@ def _states(states: Sequence[Mapping[str, Any]], form: Format, *, as_list: bool)
 
 
 def _table(table: RenderableType) -> None:
-    screen().print(table)
+    if isinstance(table, str):
+        result(table)
+    else:
+        screen().print(table)
 
 
 def _data(rows: Any, keys: Sequence[str], form: Format) -> None:

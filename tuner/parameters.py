@@ -44,7 +44,7 @@ class Float(_Range):
     """A real number from `low` to `high`, both included."""
 
     type: Literal["float"] = "float"
-    """Kind of parameter."""
+    """Kind of parameter: `float`, `int` or `categorical`."""
     low: float
     """Smallest value."""
     high: float
@@ -52,7 +52,7 @@ class Float(_Range):
     log: bool = False
     """Sample the logarithm uniformly."""
     step: float | None = None
-    """Only low, low + step, low + 2 step, ... up to high."""
+    """Only low, low + step, low + 2 step, ... up to high; absent: any number (float), 1 (int)."""
 
     @property
     def size(self) -> int | None:
@@ -103,7 +103,7 @@ class Int(_Range):
     """A whole number from `low` to `high`, both included."""
 
     type: Literal["int"] = "int"
-    """Kind of parameter."""
+    """Kind of parameter: `float`, `int` or `categorical`."""
     low: int = Field(ge=-MAX_INT, le=MAX_INT)
     """Smallest value."""
     high: int = Field(ge=-MAX_INT, le=MAX_INT)
@@ -111,7 +111,7 @@ class Int(_Range):
     log: bool = False
     """Sample the logarithm uniformly."""
     step: int | None = None
-    """Only low, low + step, low + 2 step, ... up to high; 1 when absent."""
+    """Only low, low + step, low + 2 step, ... up to high; absent: any number (float), 1 (int)."""
 
     @property
     def size(self) -> int:
@@ -151,7 +151,7 @@ class Categorical(_Definition):
     """One of a list of values without order."""
 
     type: Literal["categorical"] = "categorical"
-    """Kind of parameter."""
+    """Kind of parameter: `float`, `int` or `categorical`."""
     choices: Annotated[tuple[Scalar, ...], Field(strict=False)]
     """The values: text, numbers, true, false or null."""
 

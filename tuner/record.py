@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
+    from tuner.journal_view import RecordedTrial
     from tuner.spec import Objective
 
 # Optuna's states in the words of this project. WAITING trials are never made here.
@@ -58,8 +59,8 @@ class TrialRecord:
         return shape
 
     @classmethod
-    def from_optuna(cls, trial: FrozenTrial, objective: Objective) -> TrialRecord:
-        """Read one trial of the Optuna study."""
+    def from_optuna(cls, trial: FrozenTrial | RecordedTrial, objective: Objective) -> TrialRecord:
+        """Read one trial of the Optuna study, or of a view of its journal."""
         notes = trial.user_attrs
         reports = dict(sorted(trial.intermediate_values.items()))
         return cls(

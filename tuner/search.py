@@ -16,15 +16,17 @@ from typing import Any
 
 from tuner import cluster
 from tuner.controller import StudyController
+from tuner.environment import note_environment
 from tuner.errors import ClusterError
 from tuner.extension import extend_spec
 from tuner.observer import Observer
+from tuner.overview import overview
 from tuner.plan import Plan, make_plan
 from tuner.slot import TrialSlot
 from tuner.space import check_room
 from tuner.spec import StudySpec
 from tuner.study import Study
-from tuner.study_dir import refuse_existing
+from tuner.study_dir import REPORT, refuse_existing
 from tuner.tracking import MlflowTracker
 from tuner.worker_group import SlotSettings, free_placement_group
 
@@ -132,6 +134,7 @@ def _search(study: Study, plan: Plan, observer: Observer) -> Study:
         free_placement_group(stop_key, number)
 
     controller = StudyController(study, plan.slots, tracker, observer, stop_slots, free_slot)
+    note_environment(study.dir, slots=plan.slots)
     observer.study_started(study, plan)
     try:
         with _interruptible(controller):
@@ -142,11 +145,15 @@ def _search(study: Study, plan: Plan, observer: Observer) -> Study:
             endings.callback(study.close)
             endings.callback(observer.study_ended, study)
             endings.callback(tracker.close, TRACKING_PATIENCE_S)
-            endings.callback(lambda: tracker.end_study(study.status() | {"state": study.state_at_rest()}))
+            endings.callback(lambda: tracker.end_study(_summary(study), [study.dir / REPORT]))
             endings.callback(controller.close)
     if controller.failure is not None:
         raise controller.failure
     return study
+
+
+def _summary(study: Study) -> dict[str, Any]:
+    return study.status() | {"state": study.state_at_rest()} | overview(study)
 
 
 def _run_tune(controller: StudyController, settings: SlotSettings, num_slots: int) -> None:

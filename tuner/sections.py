@@ -19,8 +19,8 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
-AVAILABLE = ("ddp",)
-PLANNED = ("fsdp", "huggingface")
+AVAILABLE = ("ddp", "huggingface")
+PLANNED = ("fsdp",)
 # Other things that stand beside the studies in their root.
 _RESERVED = frozenset({"mlflow.db", "mlruns", "mlartifacts"})
 _CUSTOM = re.compile(r"([^:\0]+\.py|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):[A-Za-z_]\w*")
@@ -151,7 +151,8 @@ class StudyFile(Section):
     study: Annotated[str, AfterValidator(_check_study)]
     """Name of the study and of its folder."""
     trainable: Annotated[str, AfterValidator(_check_trainable)] = "ddp"
-    """The training loop: ddp, or your own as `package.module:function` or `file.py:function`."""
+    """The training loop: ddp, huggingface (the same under transformers.Trainer), or your own as
+    `package.module:function` or `file.py:function`."""
     objective: Objective = Objective()
     """What is optimised."""
     train: dict[str, Any] = Field(default_factory=dict)

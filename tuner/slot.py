@@ -14,7 +14,7 @@ from typing import Any
 from ray import tune
 from ray.experimental import internal_kv
 
-from tuner.channel import Assignment, Ended, Go, Heard, Reported, Saved, Start, Stop, Warned
+from tuner.channel import Assignment, Ended, Go, Heard, Preparing, Reported, Saved, Start, Stop, Warned
 from tuner.failures import Failure
 from tuner.worker_group import PATIENCE_S, SlotSettings, WorkerGroup
 
@@ -86,6 +86,8 @@ class TrialSlot(tune.Trainable):
                 continue
             if isinstance(message, Saved):
                 saved.append(message)
+            elif isinstance(message, Preparing):
+                return replace(self._heard(reports, saved), preparing=message.text)
             elif isinstance(message, Warned):
                 self._warnings.append(message.text)
             elif isinstance(message, Ended) and not self._retries(message):

@@ -32,9 +32,9 @@ def check_room(spec: StudySpec, root: Path, num_slots: int) -> None:
     Raises:
         InputError: They will not.
     """
-    # Adapters are small, and what a user's own function keeps is not known.
-    is_unknown = spec.is_custom or spec.train.get("lora")
-    parameters = None if is_unknown else count_parameters(spec.train.get("model"))
+    # Adapters are small beside the model, and saved without it.
+    is_known = not spec.is_custom and spec.train.get("lora") is None
+    parameters = count_parameters(spec.train.get("model")) if is_known else None
     if parameters is None:
         return
     each = parameters * BYTES_PER_PARAMETER

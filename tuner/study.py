@@ -14,14 +14,16 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import StudyAbortedError, StudyExistsError
+from tuner.errors import StudyAbortedError, StudyExistsError, TuneError
 from tuner.lock import StudyLock, holder
 from tuner.record import TrialRecord, ranked
 from tuner.spec import StudySpec
-from tuner.storage import UNRECORDED, create_in_journal, load, record, refuse_recorded
+from tuner.storage import UNRECORDED, Record, create_journal, create_study, load_study, open_record, refuse_recorded
+from tuner.storage import record as record_in_database
 from tuner.study_dir import (
     LOCK,
     SOURCE,
@@ -39,6 +41,7 @@ from tuner.study_dir import (
 
 if TYPE_CHECKING:
     import optuna
+    import pandas as pd
     from optuna.trial import FrozenTrial
 
     from tuner.sampling import Proposal
@@ -47,11 +50,21 @@ if TYPE_CHECKING:
 class Study:
     """One study: `create` a new one, `open` it to read, `open(..., writable=True)` to go on with it."""
 
-    def __init__(self, spec: StudySpec, directory: Path, optuna_study: optuna.Study, lock: StudyLock | None) -> None:
+    def __init__(self, spec: StudySpec, directory: Path, record: Record, lock: StudyLock | None) -> None:
         self.spec = spec
         self.dir = directory
-        self.optuna_study = optuna_study
+        self._record = record
         self._lock = lock
+        self._ended: dict[int, tuple[Any, TrialRecord]] = {}
+
+    @cached_property
+    def optuna_study(self) -> optuna.Study:
+        """Optuna's own study, for its plots and `optuna-dashboard`; a read-only study loads it at the first use."""
+        import optuna
+
+        if isinstance(self._record, optuna.Study):
+            return self._record
+        return load_study(self.dir, self.spec, writable=False)
 
     # -- opening ------------------------------------------------------------------------------------------------
 
@@ -84,7 +97,7 @@ class Study:
             raise
 
     @classmethod
-    def open(cls, root: Path, name: str, *, writable: bool = False) -> Study:
+    def open(cls, root: str | Path, name: str, *, writable: bool = False) -> Study:
         """Open an existing study, by its name under `root` or by the path of its folder.
 
         Raises:
@@ -92,16 +105,16 @@ class Study:
             StudyDamagedError: A state file cannot be read.
             StudyLockedError: `writable` and another process holds it.
         """
-        directory = find_study(root, name)
+        directory = find_study(Path(root), name)
         spec = read_spec(directory)
         lock = StudyLock(directory / LOCK) if writable else None
         try:
             # Looked at before the record is read: a trial that starts meanwhile is in the record first.
             traces = traces_of_trials(directory)
             if writable and (directory / UNRECORDED).exists():
-                record(spec, directory)
-            study = cls(spec, directory, load(spec, directory, writable=writable), lock)
-            refuse_lost_trials(spec, directory, traces, len(study.frozen_trials()))
+                record_in_database(spec, directory)
+            study = cls(spec, directory, open_record(directory, spec, writable=writable), lock)
+            refuse_lost_trials(spec, directory, traces, len(study._record.get_trials(deepcopy=False)))
         except BaseException:
             if lock is not None:
                 lock.release()
@@ -134,12 +147,12 @@ class Study:
 
     def trials(self) -> list[TrialRecord]:
         """All trials in order of their numbers; checkpoints as absolute paths in the folder's present place."""
-        notes = self.optuna_study.user_attrs
-        return [self._record(trial, notes) for trial in self.frozen_trials()]
+        notes = self._record.user_attrs
+        return [self._trial_record(trial, notes) for trial in self._record.get_trials(deepcopy=False)]
 
     def trial(self, number: int) -> TrialRecord:
         """One trial by its number."""
-        return self._record(self._frozen(number), self.optuna_study.user_attrs)
+        return self._trial_record(self._record.get_trials(deepcopy=False)[number], self._record.user_attrs)
 
     def frozen_trials(self) -> list[FrozenTrial]:
         """Optuna's own trials; not copies, so not to be changed."""
@@ -150,6 +163,25 @@ class Study:
         return ranked(self.trials(), self.spec.objective)[:top]
 
     @property
+    def best_trial(self) -> TrialRecord:
+        """The best trial.
+
+        Raises:
+            TuneError: No trial has a value yet.
+        """
+        leaders = self.best()
+        if not leaders:
+            name = self.dir.name
+            raise TuneError(f"no trial of study {name!r} has a value yet", f"See how it stands: tune status {name}")
+        return leaders[0]
+
+    def trials_dataframe(self) -> pd.DataFrame:
+        """One row a trial, with the columns of `tune trials --format csv`."""
+        from tuner.frames import trials_dataframe
+
+        return trials_dataframe(self)
+
+    @property
     def default_value(self) -> float | None:
         """The value of the default trial, the baseline; None when it was not run or failed."""
         return None if self.default_trial is None else self.trial(self.default_trial).value
@@ -157,7 +189,8 @@ class Study:
     @property
     def default_trial(self) -> int | None:
         """Number of the default trial; None when the study has none."""
-        return next((trial.number for trial in self.frozen_trials() if trial.user_attrs.get("is_default")), None)
+        trials = self._record.get_trials(deepcopy=False)
+        return next((trial.number for trial in trials if trial.user_attrs.get("is_default")), None)
 
     @property
     def sampler_attrs(self) -> dict[str, Any]:
@@ -191,7 +224,7 @@ class Study:
 
     def sessions(self) -> list[dict[str, Any]]:
         """Each time the study was run or resumed: {started, ended, slots, training_share, elapsed_s, end}."""
-        notes = self.optuna_study.user_attrs
+        notes = self._record.user_attrs
         keys = sorted((key for key in notes if key.startswith("session:")), key=lambda key: int(key.split(":")[1]))
         return [notes[key] for key in keys]
 
@@ -210,8 +243,13 @@ class Study:
             elapsed = elapsed - sessions[-1]["elapsed_s"] + time.time() - sessions[-1]["started"]
         return float(elapsed)
 
-    def _record(self, trial: FrozenTrial, notes: Mapping[str, Any]) -> TrialRecord:
-        record = TrialRecord.from_optuna(trial, self.spec.objective)
+    def _trial_record(self, trial: Any, notes: Mapping[str, Any]) -> TrialRecord:
+        seen, record = self._ended.get(trial.number, (None, None))
+        if record is None or seen is not trial:
+            record = TrialRecord.from_optuna(trial, self.spec.objective)
+        if trial.state.is_finished():
+            # Nothing but what is added below can change any more.
+            self._ended[trial.number] = (trial, record)
         checkpoint = None if record.checkpoint is None else self.dir.absolute() / record.checkpoint
         return replace(
             record,
@@ -264,7 +302,7 @@ class Study:
 
     def note_mlflow_run(self, number: int, run_id: str) -> None:
         """Record a trial's run in MLflow, which may become known only after the trial has ended."""
-        if self.optuna_study.user_attrs.get(f"mlflow_run_id:{number}") != run_id:
+        if self._record.user_attrs.get(f"mlflow_run_id:{number}") != run_id:
             self.note_study(f"mlflow_run_id:{number}", run_id)
 
     def note_study(self, key: str, value: Any) -> None:
@@ -304,6 +342,6 @@ def _write_draft(draft: Path, spec: StudySpec, source_text: str) -> None:
     (draft / SOURCE).write_text(source_text, encoding="utf-8")
     write_spec(draft / SPEC, spec)
     if spec.search.storage is None:
-        create_in_journal(spec, draft)
+        create_study(spec, create_journal(draft))
     else:
         (draft / UNRECORDED).write_text(uuid.uuid4().hex, encoding="utf-8")

@@ -13,7 +13,7 @@ from tuner.errors import StudyAbortedError, StudyDamagedError, StudyExistsError,
 from tuner.spec import StudySpec
 from tuner.storage import JOURNAL
 
-SPEC, SOURCE, LOCK, STOP = "spec.json", "study.yaml", "study.lock", "stop"
+SPEC, SOURCE, LOCK, STOP, REPORT = "spec.json", "study.yaml", "study.lock", "stop", "report.html"
 
 
 def find_study(root: Path, name: str) -> Path:

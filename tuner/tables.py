@@ -25,7 +25,9 @@ STATE_STYLES = {
     "stopped": "yellow",
     "damaged": "red",
 }
-_CELL_PADDING = 2
+_CELL_PADDING, _NAME_CHARS = 2, 28
+# Laying out cells takes rich 1 ms a row: beyond this many, rows are plain lines.
+_MAX_FOLDED_ROWS = 1000
 
 
 def state(name: str) -> Text:
@@ -47,15 +49,15 @@ def new_table(*columns: str, right: Iterable[str] = ()) -> Table:
 def facts(pairs: Mapping[str, Any]) -> Table:
     """Names on the left, what they are on the right."""
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", overflow="ellipsis", max_width=28)
+    table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in pairs.items():
-        table.add_row(Text(name), value if isinstance(value, Text) else Text(str(value)))
+        table.add_row(Text(text.shorten(name, _NAME_CHARS)), value if isinstance(value, Text) else Text(str(value)))
     return table
 
 
-def trials(records: Sequence[TrialRecord], *, metric: str, width: int, default: int | None = None) -> Table:
-    """One row a trial, in the order given.
+def trials(records: Sequence[TrialRecord], *, metric: str, width: int, default: int | None = None) -> Table | str:
+    """One row a trial, in the order given; a very long table has neither colours nor folded cells.
 
     Args:
         records: The trials.
@@ -72,10 +74,10 @@ def trials(records: Sequence[TrialRecord], *, metric: str, width: int, default: 
         for record, note in zip(records, notes, strict=True)
     ]
     columns = [*names, *(["note"] if any(notes) else [])]
-    if (
-        _width([["trial", "state", header, "step", *columns], *(a + b for a, b in zip(common, wide, strict=True))])
-        > width
-    ):
+    rows = [["trial", "state", header, "step", *columns], *(a + b for a, b in zip(common, wide, strict=True))]
+    if len(records) > _MAX_FOLDED_ROWS:
+        return _plain(rows)
+    if _width(rows) > width:
         columns = ["parameters"]
         wide = [[_stacked(record, note)] for record, note in zip(records, notes, strict=True)]
     table = new_table(
@@ -84,6 +86,11 @@ def trials(records: Sequence[TrialRecord], *, metric: str, width: int, default: 
     for record, (number, _, *rest), cells in zip(records, common, wide, strict=True):
         table.add_row(number, state(record.state), *map(Text, rest), *map(Text, cells))
     return table
+
+
+def _plain(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, cells)) + _CELL_PADDING for cells in zip(*rows, strict=True)]
+    return "\n".join("".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def _common_cells(record: TrialRecord) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 MISSING = "-"
@@ -59,12 +59,44 @@ def parameter(value: Any, width: int = 32) -> str:
 
 def parameters(params: Mapping[str, Any]) -> str:
     """All parameters on one line: learning_rate=3.1e-05 optimizer=adamw."""
-    return " ".join(f"{name}={parameter(value)}" for name, value in params.items())
+    return " ".join(f"{shorten(name, 32)}={parameter(value)}" for name, value in params.items())
 
 
 def plural(count: int, noun: str) -> str:
     """1 trial, 2 trials."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers in ascending order, runs of them in short: 0 to 2, 5."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
+
+
+def num_bytes(count: int) -> str:
+    """812 B, 1.2 MB, 3.4 GB."""
+    size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size /= 1000
+        del units[0]
+    return f"{size:.3g} {units[0]}"
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def curve(values: Sequence[float], width: int = 48) -> str:
+    """Values as bars of one line, evenly thinned out to `width`; `!` where one is not finite."""
+    shown = values if len(values) <= width else [values[i * (len(values) - 1) // (width - 1)] for i in range(width)]
+    finite = [value for value in shown if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] if math.isfinite(value) else "!" for value in shown)
 
 
 def counts(states: Mapping[str, int]) -> str:

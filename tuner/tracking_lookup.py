@@ -160,6 +160,12 @@ def _read_identity(path: Path) -> dict[str, str] | None:
     return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
 
 
+def note_identity(study_dir: Path, **more: str) -> None:
+    """Add to what is known of a study's runs."""
+    path = study_dir / IDENTITY
+    _write_identity(path, (_read_identity(path) or {}) | more)
+
+
 def _write_identity(path: Path, content: Mapping[str, str]) -> None:
     draft = path.with_name(f"{path.name}.new")
     draft.write_text(json.dumps(content), encoding="utf-8")

@@ -7,14 +7,16 @@ tracker's background thread only.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tuner import tracking_values as values
+from tuner import tracking_views as views
 from tuner.tracking_client import is_refusal, open_client
-from tuner.tracking_lookup import Batch, FoundRuns, TrackedRun, folder_tag
+from tuner.tracking_lookup import Batch, FoundRuns, TrackedRun, folder_tag, note_identity
 from tuner.tracking_pending import Event
 from tuner.tracking_target import Target
 
@@ -25,6 +27,8 @@ STATUS = {"COMPLETE": "FINISHED", "PRUNED": "KILLED", "FAILED": "FAILED", "INTER
 # MLflow takes 1000 entities in a call, of which 100 parameters and 100 tags.
 BATCH_METRICS, BATCH_OTHERS = 800, 100
 ARTIFACT_ATTEMPTS = 3
+# A longer log stays where it is.
+LOG_BYTES = 10_000_000
 
 
 class StudyRuns:
@@ -46,7 +50,7 @@ class StudyRuns:
             target: Where to write.
             spec: The study.
             study_dir: Its folder.
-            on_run: Called with (trial number, run id, experiment id) whenever a trial starts.
+            on_run: Called with (trial number, run id, experiment id) whenever a trial starts or is brought up to date.
             on_warning: Called with one line when MLflow refuses something for good.
             artifact_failures: How often each artifact has failed, kept by the caller over several objects.
 
@@ -98,14 +102,22 @@ class StudyRuns:
             self._artifact(run, self._dir / name)
         for ended in event["ended"]:
             self._settle(ended)
+        self._tolerate(self._share_view)
+
+    def _share_view(self) -> None:
+        key = f"{views.SHARED_VIEW}{self._study_id}"
+        self._client.set_experiment_tag(self._experiment_id, key, views.shared_view(self._study_id, self._spec))
+        note_identity(self._dir, view=self._study_id)
 
     def _settle(self, event: Event) -> None:
         # A kill can fall between the record of a trial's end and its event.
         run = self._trials.get(event["number"])
         if run is None or run.status == "RUNNING" or run.is_interrupted:
-            self._trial_run(event)
+            run = self._trial_run(event)
             self._reported(event)
             self._trial_ended(event)
+            # The record may have been killed before it heard of it.
+            self._on_run(event["number"], run.run_id, self._experiment_id)
 
     def _trial_started(self, event: Event) -> None:
         run = self._trial_run(event)
@@ -134,7 +146,12 @@ class StudyRuns:
             run.batch.tags["diverged"] = "true"
         if event["value"] is not None and not is_interrupted:
             self._add(run, event["step"], {"objective": event["value"]}, event["time"])
+        self._keep_log(run, self._dir / "logs" / f"{event['number']}.rank0.log")
         self._close(run, STATUS[event["state"]], event["time"], is_interrupted=is_interrupted)
+
+    def _keep_log(self, run: TrackedRun, log: Path) -> None:
+        if log.exists() and log.stat().st_size <= LOG_BYTES:
+            self._artifact(run, log)
 
     def _study_ended(self, event: Event) -> None:
         run = self._parent_run(event["time"])
@@ -145,6 +162,7 @@ class StudyRuns:
             tags["best_run_id"] = best.run_id
         self._add(run, num_ended, metrics, event["time"])
         run.batch.tags.update(tags)
+        self._show_leaderboard(run, summary.get("leaderboard"))
         for path in event["artifacts"]:
             self._artifact(run, Path(path))
         for trial in self._trials.values():
@@ -153,6 +171,11 @@ class StudyRuns:
                 self._close(trial, "KILLED", event["time"], is_interrupted=True)
         is_interrupted = summary.get("state") == "interrupted"
         self._close(run, values.parent_status(summary), event["time"], is_interrupted=is_interrupted)
+
+    def _show_leaderboard(self, run: TrackedRun, table: Mapping[str, Any] | None) -> None:
+        if table is not None:
+            self._artifact(run, views.LEADERBOARD, partial(json.dumps, table))
+            run.batch.tags[views.TABLES] = json.dumps([{"path": views.LEADERBOARD, "type": "table"}])
 
     # -- runs ---------------------------------------------------------------------------------------------------
 

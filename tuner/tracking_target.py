@@ -65,14 +65,19 @@ class Target:
         return re.sub(r"//[^/@]*@", "//***@", self.uri)
 
 
-def resolve_target(spec: StudySpec, root: Path, environ: Mapping[str, str] = os.environ) -> Target:
+def resolve_target(spec: StudySpec | None, root: Path, environ: Mapping[str, str] = os.environ) -> Target:
     """Settle the precedence: the study file, then MLflow's environment variables, then a SQLite file in `root`.
 
     Without any name the experiment is called like the study: `tune ui` and MLflow's own page then show one study
-    at a time, and two runs of the same study in different roots still meet on a shared server.
+    at a time, and two runs of the same study in different roots still meet on a shared server. Without a study the
+    target names no experiment.
     """
-    uri = spec.mlflow.tracking_uri or environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(root.absolute() / DATABASE_NAME)
-    named = spec.mlflow.experiment or environ.get("MLFLOW_EXPERIMENT_NAME")
+    uri = (
+        (spec and spec.mlflow.tracking_uri)
+        or environ.get("MLFLOW_TRACKING_URI")
+        or sqlite_uri(root.absolute() / DATABASE_NAME)
+    )
+    named = (spec and spec.mlflow.experiment) or environ.get("MLFLOW_EXPERIMENT_NAME")
     experiment_id = None if named else environ.get("MLFLOW_EXPERIMENT_ID") or None
     database = _database(uri)
     if database is not None:
@@ -80,7 +85,7 @@ def resolve_target(spec: StudySpec, root: Path, environ: Mapping[str, str] = os.
     home = database.parent if database else root.absolute()
     return Target(
         uri=uri,
-        experiment=None if experiment_id else named or spec.study,
+        experiment=None if experiment_id else named or (None if spec is None else spec.study),
         experiment_id=experiment_id,
         run_id=environ.get("MLFLOW_RUN_ID") or None,
         database=database,

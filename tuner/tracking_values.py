@@ -85,7 +85,7 @@ def environment_tags(spec: StudySpec) -> dict[str, str]:
         "cpus": os.cpu_count(),
         "version.python": platform.python_version(),
     }
-    return tags(found | git_tags() | {f"version.{name}": _version(name) for name in VERSIONS})
+    return tags(found | git_tags() | {f"version.{name}": version(name) for name in VERSIONS})
 
 
 def git_tags() -> dict[str, Any]:
@@ -118,7 +118,7 @@ def flat_summary(summary: Mapping[str, Any], metric: str) -> tuple[dict[str, flo
     best = summary.get("best") or {}
     numbers = {f"trials_{state.lower()}": count for state, count in counts.items()}
     numbers |= {key: value for key, value in summary.items() if _number(value) is not None}
-    numbers |= {f"best_{metric}": best.get("value")}
+    numbers |= {f"best_{metric}": best.get("value"), "hours": (_number(summary.get("elapsed_s")) or 0.0) / 3600}
     texts: dict[str, Any] = {key: value for key, value in summary.items() if isinstance(value, str)}
     texts |= {"best_trial": best.get("number"), "best_checkpoint": best.get("checkpoint")}
     texts |= {f"best.{key}": value for key, value in (best.get("params") or {}).items()}
@@ -145,7 +145,8 @@ def _text(value: Any) -> str:
     return json.dumps(value, default=str) if isinstance(value, dict | list | tuple) else str(value)
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """Installed version of a package, None when it is not there."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -7,19 +7,15 @@ its workers end by themselves and free what they hold.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import math
 import os
 import shutil
-import sys
 import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import ray
@@ -28,6 +24,7 @@ import ray.train.collective
 from ray.train import Checkpoint
 from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUtils, set_train_fn_utils
 
+from trainables import places
 from trainables.checkpoint_dir import (
     PARTIAL_SUFFIX,
     keep_last,
@@ -154,11 +151,12 @@ def load_function(place: str) -> Callable[..., Any]:
     Raises:
         ValueError: There is no such module or function.
     """
-    where, _, name = place.rpartition(":")
-    module = _module_from_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-    function = getattr(module, name, None)
+    try:
+        function = places.load(place)
+    except ValueError as error:
+        raise ValueError(f"trainable: {error}") from error
     if not callable(function):
-        raise ValueError(f"trainable: {where} has no function {name!r}")
+        raise ValueError(f"trainable: {place} is not a function")
     return function  # type: ignore[no-any-return]
 
 
@@ -168,15 +166,3 @@ def call(function: Callable[..., Any], config: dict[str, Any]) -> None:
         function(config)
     else:
         function()
-
-
-def _module_from_file(path: Path) -> ModuleType:
-    # What lies beside the file can be imported, as when Python runs it.
-    sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.exists():
-        raise ValueError(f"trainable: there is no file {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module

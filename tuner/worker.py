@@ -22,16 +22,40 @@ from trainables.checkpoint_dir import condemn, newest_complete, step_dir, step_o
 from trainables.config import TrainConfig
 from trainables.errors import CheckpointError, DamagedCheckpointError, Diverged
 from trainables.finetune import Report, Warm, Worker, finetune
+from trainables.progress import heard_by
 from trainables.saver import CheckpointSaver
 from tuner.best_report import BestReport
-from tuner.channel import Address, Assignment, Ended, Go, Quit, Reported, Saved, Start, Stop, Warned, connect, hello
+from tuner.channel import (
+    Address,
+    Assignment,
+    Ended,
+    Go,
+    Preparing,
+    Quit,
+    Reported,
+    Saved,
+    Start,
+    Stop,
+    Warned,
+    connect,
+    hello,
+)
 from tuner.damage import clear_damage
 from tuner.failures import cause_of
 from tuner.recent_reports import RecentReports, unrecorded
 from tuner.trial_log import trial_log
 
 Loop = Callable[..., Iterator[Report]]
-LOOPS: dict[str, Loop] = {"ddp": finetune}
+
+
+def _huggingface(*arguments: Any, **options: Any) -> Iterator[Report]:
+    # The Trainer takes a second or two to import.
+    from trainables.huggingface import huggingface
+
+    return huggingface(*arguments, **options)
+
+
+LOOPS: dict[str, Loop] = {"ddp": finetune, "huggingface": _huggingface}
 
 # A slot may wait long for its next trial; the other ranks wait in a broadcast meanwhile.
 IDLE = dt.timedelta(days=365)
@@ -119,7 +143,7 @@ def run_trial(
     assignment: Assignment, service: Service, worker: Worker, line: Line, warm: Warm, saver: CheckpointSaver
 ) -> Ended:
     """Run one trial until it completes, is stopped, or fails."""
-    with trial_log(assignment, worker.rank):
+    with trial_log(assignment, worker.rank), heard_by(lambda text: line.send(Preparing(assignment.number, text))):
         try:
             completed = _Trial(assignment, service, worker, line, saver).run(warm)
             return Ended(assignment.number, "completed" if completed else "stopped")

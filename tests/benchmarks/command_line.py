@@ -1,6 +1,6 @@
 """P11: how long the reading verbs take, beside `import typer` alone; whole processes, in turn.
 
-python -m tests.benchmarks.command_line [--runs 7]
+python -m tests.benchmarks.command_line [--runs 7] [--trials 10000 --reports 20]
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.common import in_turn, machine, medians, print_result, ratio
+from tests.benchmarks.large_study import STUDY_FILE, make_large_study
 from tests.benchmarks.processes import REPOSITORY
 
 PEER = "import typer"
 HEAVY = ("ray", "torch", "transformers", "mlflow")
-STUDY_FILE = REPOSITORY / "search_spaces" / "quickstart.yaml"
 
 
 def commands(root: Path) -> dict[str, list[str]]:
@@ -32,27 +32,6 @@ def commands(root: Path) -> dict[str, list[str]]:
         "validate": [*tune, "validate", str(STUDY_FILE)],
         **reading,
     }
-
-
-def make_study(root: Path, num_trials: int) -> None:
-    """A finished study: what the reading verbs read."""
-    from tuner.sampling import Proposer
-    from tuner.spec import load_spec
-    from tuner.study import Study
-
-    spec = load_spec(STUDY_FILE, [f"search.num_trials={num_trials}"])
-    study = Study.create(spec, STUDY_FILE.read_text(encoding="utf-8"), root)
-    proposer = Proposer(spec)
-    for number in range(num_trials):
-        proposer.learn(study.frozen_trials())
-        proposal = proposer.propose(number)
-        assert proposal is not None, "the space is continuous"
-        study.add_trial(proposal)
-        for step in (3, 6, 9):
-            study.report(number, step, 5.0 + 1.0 / (number + step))
-        study.finish(number, "COMPLETE" if number % 3 == 0 else "PRUNED")
-    study.note_study("session:0", {"started": 0.0, "slots": 2, "training_share": 0.9, "elapsed_s": 60.0})
-    study.close()
 
 
 def run(arguments: list[str]) -> dict[str, float]:
@@ -78,10 +57,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--trials", type=int, default=64, help="trials of the study that is read")
+    parser.add_argument("--reports", type=int, default=3, help="reports of a trial")
     options, host = parser.parse_args(), machine()
     faults: list[str] = []
     with tempfile.TemporaryDirectory(prefix="benchmark-") as temporary:
-        make_study(Path(temporary), options.trials)
+        make_large_study(Path(temporary), options.trials, options.reports)
         known = commands(Path(temporary))
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in known}
         for name, arguments in known.items():
@@ -97,7 +77,7 @@ def main() -> None:
         for name, figures in middle.items()
         if name != PEER
     }
-    settings = {"runs": options.runs, "trials": options.trials}
+    settings = {"runs": options.runs, "trials": options.trials, "reports": options.reports}
     print_result("command_line", faults, machine=host, settings=settings, medians=middle, ratios=ratios)
 
 

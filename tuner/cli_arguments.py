@@ -1,0 +1,63 @@
+"""What several verbs take: a study, its root, a format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tuner import text
+from tuner.commands import DEFAULT_ROOT
+from tuner.errors import InputError
+from tuner.formats import Format
+
+if TYPE_CHECKING:
+    from tuner.record import TrialRecord
+    from tuner.study import Study
+
+
+def _complete_study(context: typer.Context, incomplete: str) -> list[str]:
+    """Names of studies for the shell; a look at the folder, since the shell waits for it."""
+    root = Path(context.params.get("root") or DEFAULT_ROOT)
+    found = root.iterdir() if root.is_dir() else ()
+    return sorted(path.name for path in found if path.name.startswith(incomplete) and (path / "spec.json").exists())
+
+
+StudyArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="STUDY",
+        help="A name under --root, or the path of a study's folder.",
+        autocompletion=_complete_study,
+        show_default=False,
+    ),
+]
+OptionalStudyArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[STUDY]", help="Its page; without: that of all studies.", autocompletion=_complete_study),
+]
+RootOption = Annotated[Path, typer.Option("--root", metavar="DIR", help="Where studies live.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]
+TrialArgument = Annotated[int, typer.Argument(metavar="TRIAL", help="Number of a trial.", min=0, show_default=False)]
+ROOT = DEFAULT_ROOT
+
+
+def open_study(study: str, root: Path) -> Study:
+    """The study that the arguments name, to read."""
+    from tuner.study import Study
+
+    return Study.open(root, study)
+
+
+def trial_of(study: Study, number: int) -> TrialRecord:
+    """One trial of a study.
+
+    Raises:
+        InputError: It has no such trial; the message names those it has.
+    """
+    records = study.trials()
+    if number >= len(records):
+        known = f"Trials there: {text.ranges(range(len(records)))}." if records else "It has no trial yet."
+        raise InputError(f"study {study.dir.name!r} has no trial {number}", known)
+    return records[number]
