@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray._private.state import actors
 from ray.cluster_utils import Cluster
+from ray.core.generated import autoscaler_pb2
 
 from tests.studies import Recorder, study_spec
 from tuner import search
 
-LOST_AT_STEP, MAX_STEPS = 5, 30
+LOST_AT_STEP = 5
+MAX_STEPS = 400 if "drain" in sys.argv else 30
+DRAIN_S = 5.0
+PREEMPTION = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
 
 
 class NodeRemover(Recorder):
@@ -24,14 +30,32 @@ class NodeRemover(Recorder):
         super().__init__()
         self.lost = ""
         self._cluster = cluster
+        self._gone_at: float | None = None
 
     def reported(self, number: int, metrics: Mapping[str, float]) -> None:
         super().reported(number, metrics)
         if number == 0 and metrics["step"] == LOST_AT_STEP and not self.lost:
-            node = worker_nodes()[0]
-            self.lost = node
-            [victim] = [each for each in self._cluster.worker_nodes if each.node_id == node]
-            self._cluster.remove_node(victim, allow_graceful=False)
+            self.lost = worker_nodes()[0]
+            self._take(self.lost)
+
+    def _take(self, node: str) -> None:
+        [victim] = [each for each in self._cluster.worker_nodes if each.node_id == node]
+        self._cluster.remove_node(victim, allow_graceful=False)
+
+
+class NodeDrainer(NodeRemover):
+    """Has the node of a worker announced as preempted, as a cloud does, and takes it away when its time is up."""
+
+    def _take(self, node: str) -> None:
+        self._gone_at = time.time() + DRAIN_S
+        client = ray._raylet.GcsClient(address=self._cluster.address)
+        is_accepted, reason = client.drain_node(node, PREEMPTION, "spot", int(self._gone_at * 1000))
+        assert is_accepted, reason
+
+    def tick(self, training_share: float) -> None:
+        if self.lost and self._gone_at is not None and time.time() > self._gone_at + DRAIN_S:
+            self._gone_at = None
+            super()._take(self.lost)
 
 
 def worker_nodes() -> list[str]:
@@ -43,18 +67,19 @@ def worker_nodes() -> list[str]:
     ]
 
 
-def run(folder: Path) -> dict[str, Any]:
+def run(folder: Path, kind: type[NodeRemover]) -> dict[str, Any]:
     """Run it."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     for _ in range(3):
         cluster.add_node(num_cpus=1)
-    remover = NodeRemover(cluster)
+    remover = kind(cluster)
     spec = study_spec(
         folder,
         train={"max_steps": MAX_STEPS},
         search={"num_trials": 4},
         scheduler={"type": "none"},
         scaling={"slots": 2},
+        failures={"max_failures": 0},
     )
     study = search.run(spec, source_text="", root=folder / "studies", observer=remover, address=cluster.address)
     cluster.shutdown()
@@ -67,4 +92,4 @@ def run(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(Path(sys.argv[1]))))
+    print(json.dumps(run(Path(sys.argv[1]), NodeDrainer if "drain" in sys.argv else NodeRemover)))

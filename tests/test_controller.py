@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.conftest import Tune
 from tests.studies import Recorder, study_spec
+from tuner import search
 from tuner.channel import Assignment, Ended, Heard, Reported
 from tuner.controller import StudyController
 from tuner.errors import StudyAbortedError
@@ -125,6 +128,46 @@ def test_no_more_trials_run_at_once_than_there_are_slots(tmp_path: Path) -> None
     assert controller.next_assignment("b") is not None
     assert controller.next_assignment("c") is None
     assert not controller.is_exhausted
+
+
+def test_a_slot_is_kept_for_a_next_trial_only_while_there_is_one(tmp_path: Path) -> None:
+    controller = open_controller(new_study(tmp_path, search={"num_trials": 3}), num_slots=2)
+    controller.next_assignment("a")
+    controller.next_assignment("b")
+    assert controller.has_next
+    controller.hear("a", Heard(0, (), (), Ended(0, "diverged", 1)))
+    controller.next_assignment("c")
+    assert not controller.has_next
+    controller.lost("b")
+    assert controller.has_next, "it starts again"
+    controller.stop("interrupted")
+    assert not controller.has_next
+
+
+def test_every_class_of_failure_is_shown_with_its_line(tmp_path: Path, tune: Tune) -> None:
+    study = new_study(tmp_path, search={"num_trials": 9})
+    controller = open_controller(study)
+    for number, failure in enumerate(Failure):
+        controller.next_assignment(str(number))
+        cause = Cause(failure, "what happened", "Traceback ...")
+        controller.hear(str(number), Heard(number, (), (), Ended(number, "failed", cause=cause)))
+    controller.next_assignment("last")
+    controller.hear("last", Heard(len(Failure), (), (), Ended(len(Failure), "diverged", 7)))
+    study.close()
+    shown = tune("trials", "tiny").stdout
+    assert [failure for failure in Failure if f"{failure}: what happened" not in shown] == []
+    assert "diverged at step 7" in shown
+
+
+@pytest.mark.parametrize("reason", ["stopped", "max_hours", "target", "failure"])
+def test_a_second_signal_ends_a_study_at_once_whatever_stopped_it_before(tmp_path: Path, reason: str) -> None:
+    controller = open_controller(new_study(tmp_path))
+    controller.stop(reason)
+    with search._interruptible(controller):
+        signal.raise_signal(signal.SIGTERM)
+        assert controller.ended_by == reason
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_a_lost_slot_hands_its_trial_on_until_failures_are_used_up(tmp_path: Path) -> None:

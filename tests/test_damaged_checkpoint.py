@@ -10,10 +10,18 @@ import pytest
 
 from tests.studies import study_spec
 from tests.tiny import CPU
-from trainables.checkpoint_dir import MANIFEST, complete_checkpoints, newest_complete, step_of
+from trainables.checkpoint_dir import (
+    MANIFEST,
+    complete_checkpoints,
+    newest_complete,
+    step_dir,
+    step_of,
+    write_manifest,
+)
 from trainables.finetune import Warm
 from trainables.saver import CheckpointSaver
-from tuner.channel import Assignment, Ended, Go, Reported, Stop
+from tuner.channel import Assignment, Ended, Go, Reported, Stop, Warned
+from tuner.damage import clear_damage
 from tuner.worker import Service, run_trial
 
 MAX_STEPS, LEFT_AT = 6, 4
@@ -37,6 +45,10 @@ class ScriptedLine:
 
     def _command(self) -> Any:
         return Stop(0, save=True) if self.steps and self.steps[-1] == self._stop_at else Go(0)
+
+    @property
+    def warnings(self) -> list[str]:
+        return [message.text for message in self.heard if isinstance(message, Warned)]
 
     @property
     def losses(self) -> dict[int, float]:
@@ -87,7 +99,31 @@ def remove_manifest(checkpoint: Path) -> None:
     (checkpoint / MANIFEST).unlink()
 
 
-@pytest.mark.parametrize("damage", [remove_shard, cut_shard, remove_manifest])
+def flip_a_bit(file: Path, share: float) -> None:
+    content = bytearray(file.read_bytes())
+    content[int(len(content) * share)] ^= 4
+    file.write_bytes(content)
+
+
+def rot_shard(checkpoint: Path) -> None:
+    """One bit of a weight: torch reads it without a word."""
+    flip_a_bit(next(checkpoint.glob("*.distcp")), 0.5)
+
+
+def rot_metadata(checkpoint: Path) -> None:
+    flip_a_bit(checkpoint / ".metadata", 0.3)
+
+
+def zero_shard(checkpoint: Path) -> None:
+    """What a power cut leaves of a file whose length had reached the disk before its content."""
+    shard = next(checkpoint.glob("*.distcp"))
+    shard.write_bytes(bytes(shard.stat().st_size))
+
+
+DAMAGES = [remove_shard, cut_shard, remove_manifest, rot_shard, rot_metadata, zero_shard]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_trial_goes_on_from_the_checkpoint_before_a_damaged_one(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
@@ -102,6 +138,40 @@ def test_a_trial_goes_on_from_the_checkpoint_before_a_damaged_one(
     assert ended.outcome == "completed"
     assert line.steps == list(range(LEFT_AT + 1, MAX_STEPS + 1)), "what the record has is not reported again"
     assert line.losses.items() <= whole.losses.items(), "bit for bit"
+    assert line.warnings == [
+        f"trial 0: checkpoint step_{LEFT_AT:08d} is damaged; it goes on from step_{LEFT_AT - 1:08d}"
+    ]
     newest = newest_complete(tmp_path / "damaged")
     assert newest is not None
     assert step_of(newest) == MAX_STEPS
+
+
+def test_a_trial_starts_over_when_no_checkpoint_is_whole(tmp_path: Path) -> None:
+    whole = ScriptedLine()
+    serve(assignment(tmp_path, "whole"), tmp_path, whole)
+    serve(assignment(tmp_path, "damaged"), tmp_path, ScriptedLine(stop_at=LEFT_AT))
+    for checkpoint in complete_checkpoints(tmp_path / "damaged"):
+        rot_shard(checkpoint)
+    line = ScriptedLine()
+    ended = serve(assignment(tmp_path, "damaged"), tmp_path, line)
+    assert ended.outcome == "completed"
+    assert line.losses == whole.losses
+    assert [text.partition("; ")[2] for text in line.warnings] == [
+        f"it goes on from step_{LEFT_AT - 1:08d}",
+        "it starts over",
+    ]
+
+
+def test_files_of_a_users_own_checkpoint_are_compared_with_what_was_written(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        checkpoint = step_dir(tmp_path, step)
+        (checkpoint / "sub").mkdir(parents=True)
+        (checkpoint / "sub" / "weights.bin").write_bytes(bytes(1000))
+        write_manifest(checkpoint, step, {})
+    for step in (2, 3):
+        flip_a_bit(step_dir(tmp_path, step) / "sub" / "weights.bin", 0.5)
+    warned = clear_damage(tmp_path, 7)
+    assert warned is not None
+    assert warned.text == "trial 7: checkpoint step_00000002, step_00000003 is damaged; it goes on from step_00000001"
+    assert clear_damage(tmp_path, 7) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]

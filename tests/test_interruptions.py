@@ -18,6 +18,7 @@ import pytest
 
 from tests.studies import study_data
 from tuner.study import Study
+from tuner.sweeper import orphans
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
@@ -183,6 +184,25 @@ def test_two_signals_end_everything_at_once(
     tune.process.send_signal(signal.SIGINT)
     assert tune.end(20) == 130
     assert tune.wait_until_gone() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("delay_s", [1.5, 2.5, 3.5, 5.0, 7.0])
+def test_nothing_is_left_of_a_ray_that_was_cut_off_in_its_start(
+    tmp_path: Path, study_file: Path, tune_process: Callable[..., Tune], signum: signal.Signals, delay_s: float
+) -> None:
+    tune = tune_process("run", str(study_file))
+    with pytest.raises(subprocess.TimeoutExpired):
+        tune.process.wait(delay_s)
+    started = psutil.Process(tune.process.pid).children(recursive=True)
+    tune.process.send_signal(signum)
+    assert tune.end() in (130, -signum)
+    assert "Traceback" not in tune.text
+    gone, left = psutil.wait_procs(started, timeout=20)
+    assert len(gone) == len(started), left
+    assert tune.wait_until_gone() == []
+    assert orphans(os.getsid(0)) == []
 
 
 def test_a_killed_driver_leaves_no_process_and_resume_repeats_nothing(

@@ -239,6 +239,42 @@ def test_the_same_failure_three_times_ends_the_study(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
+def test_a_trial_that_is_out_of_memory_fails_in_one_line_when_its_attempts_are_used_up(tmp_path: Path) -> None:
+    recorder = Recorder()
+    study = run(
+        tmp_path,
+        observer=recorder,
+        trainable=f"{FUNCTIONS}:greedy",
+        train={},
+        objective={"metric": "loss"},
+        search_space={"x": {"type": "float", "low": -1.0, "high": 1.0}},
+        search={"num_trials": 1},
+        scheduler={"type": "none", "max_t": 9},
+        failures={"max_failures": 1},
+    )
+    [trial] = study.trials()
+    assert trial.state == "FAILED"
+    assert (trial.reason or "").startswith("out of memory: RuntimeError: ")
+    assert "\n" not in (trial.reason or "")
+    assert [text.partition(": ")[0] for text in recorder.warnings] == ["trial 0 starts again"]
+
+
+@pytest.mark.slow
+def test_a_pruned_trial_without_a_successor_is_told_to_let_go_at_once(tmp_path: Path) -> None:
+    study = run(
+        tmp_path,
+        trainable=f"{FUNCTIONS}:patient",
+        train={"folder": str(tmp_path)},
+        objective={"metric": "loss"},
+        search_space={"x": {"type": "float", "low": -1.0, "high": 1.0}},
+        search={"num_trials": 2, "initial": [{"x": 1.0}, {"x": -1.0}]},
+        scheduler={"type": "asha", "grace_period": 1, "reduction_factor": 2, "max_t": 500},
+        scaling={"slots": 2},
+    )
+    assert [trial.state for trial in study.trials()] == ["COMPLETE", "PRUNED"]
+
+
 def test_a_killed_worker_costs_its_trial_nothing_but_time(tmp_path: Path) -> None:
     recorder = _Killer(tmp_path, "RayTrainWorker")
     study = run(

@@ -13,15 +13,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 from tests.conftest import REPOSITORY, Tune
-from tests.studies import study_spec
+from tests.studies import Recorder, study_spec
 from tests.test_controller import drive, new_study, open_controller, table
 from trainables.checkpoint_dir import step_dir, write_manifest
 from tuner.channel import Assignment, Ended, Heard, Reported, Saved
 from tuner.checkpoints import Checkpoints
-from tuner.errors import StudyAbortedError, StudyDamagedError, StudyLockedError
+from tuner.errors import StudyAbortedError, StudyDamagedError, StudyExistsError, StudyLockedError, TuneError
+from tuner.failures import Cause, Failure
+from tuner.space import checkpoint_bytes
+from tuner.storage import UNRECORDED
 from tuner.study import Study
 from tuner.study_dir import list_studies
 from tuner.tracking import PENDING
@@ -138,6 +142,8 @@ def test_a_failed_write_leaves_a_record_that_goes_on(root: Path, expected: list[
 import resource, signal, sys
 from pathlib import Path
 from tuner.errors import StudyAbortedError
+from tuner.space import checkpoint_bytes
+from tuner.storage import UNRECORDED
 from tuner.study import Study
 study = Study.open(Path(sys.argv[1]), "tiny", writable=True)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -403,6 +409,26 @@ def test_the_best_trials_keep_their_checkpoints(tmp_path: Path, keep: int, kept:
     assert {path.name for path in (study.dir / "checkpoints").iterdir()} == set(map(str, kept))
 
 
+def test_a_disk_that_fills_up_costs_all_but_the_best_checkpoint_and_is_told_of_once(tmp_path: Path) -> None:
+    study = complete_trials(tmp_path, [2.0, 1.0, 3.0], keep_best_trials=3)
+    recorder = Recorder()
+    controller = open_controller(study, observer=recorder)
+    huge = step_dir(study.dir / "checkpoints" / "1", 18)
+    huge.mkdir()
+    with open(huge / "__0_0.distcp", "wb") as file:
+        file.truncate(1 << 43)
+    write_manifest(huge, 18, {})
+    controller._checkpoints._size = checkpoint_bytes(huge)
+    for _ in range(2):
+        controller.session._next_tick = 0.0
+        controller.tick()
+    controller.close()
+    assert {trial.number for trial in study.trials() if trial.checkpoint is not None} == {1}
+    [warning] = recorder.warnings
+    assert warning.startswith("the disk is filling up: the next checkpoints need 8796.1 GB")
+    assert warning.endswith("deleted those of trial 0, 2, which are not the best")
+
+
 def test_a_damaged_checkpoint_does_not_cost_the_last_good_one(tmp_path: Path) -> None:
     study = complete_trials(tmp_path, [2.0, 1.0], keep_best_trials=2)
     (study.dir / "checkpoints" / "1" / "step_00000009" / "__0_0.distcp").write_bytes(b"wei")
@@ -446,3 +472,88 @@ def run_python(source: str, *arguments: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(
         [sys.executable, "-c", source, *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
+
+
+# -- a record in a database -----------------------------------------------------------------------------------------
+
+
+def in_database(folder: Path) -> dict[str, Any]:
+    return {"storage": f"sqlite:///{folder}/record.db"}
+
+
+def test_a_name_that_the_database_knows_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+    new_study(tmp_path / "a", search=in_database(tmp_path)).close()
+    with pytest.raises(StudyExistsError, match="--name tiny-2"):
+        new_study(tmp_path / "b", search=in_database(tmp_path))
+    assert list((tmp_path / "b").glob("studies/*")) == []
+
+
+def test_a_study_that_was_killed_before_the_database_knew_it_is_gone_on_with(tmp_path: Path) -> None:
+    study = new_study(tmp_path, search=in_database(tmp_path))
+    optuna.delete_study(study_name="tiny", storage=study.optuna_study._storage)
+    (study.dir / UNRECORDED).write_text("token")
+    study.close()
+    remedy = str(refused(StudyDamagedError, lambda: Study.open(tmp_path / "studies", "tiny")))
+    assert f"tune resume tiny --root {tmp_path / 'studies'}" in remedy
+    Study.open(tmp_path / "studies", "tiny", writable=True).close()
+    assert Study.open(tmp_path / "studies", "tiny").status()["state"] == "interrupted"
+    assert not (study.dir / UNRECORDED).exists()
+
+
+def test_a_study_cut_off_in_its_making_does_not_take_over_another_one(tmp_path: Path) -> None:
+    study = new_study(tmp_path, search=in_database(tmp_path))
+    (study.dir / UNRECORDED).write_text("of another folder")
+    study.close()
+    with pytest.raises(StudyExistsError, match="holds a study 'tiny' already"):
+        Study.open(tmp_path / "studies", "tiny", writable=True)
+
+
+def test_a_database_that_has_lost_the_study_is_refused_and_not_begun_anew(tmp_path: Path) -> None:
+    study = new_study(tmp_path, search=in_database(tmp_path))
+    study.close()
+    (tmp_path / "record.db").unlink()
+    for writable in (False, True):
+        with pytest.raises(StudyDamagedError, match=r"record\.db: the record holds no study named 'tiny'"):
+            Study.open(tmp_path / "studies", "tiny", writable=writable)
+
+
+# -- names ------------------------------------------------------------------------------------------------------
+
+
+def test_every_remedy_of_a_renamed_study_names_the_folder_it_has_now(tmp_path: Path, root: Path) -> None:
+    (root / "tiny").rename(root / "renamed")
+    place = f"renamed --root {root}"
+    study = Study.open(root, "renamed", writable=True)
+    assert study.status()["study"] == "renamed"
+    remedies = [str(refused(StudyLockedError, lambda: Study.open(root, "renamed", writable=True)))]
+    controller = open_controller(study)
+    assignment = controller.next_assignment("a")
+    assert assignment is not None
+    cause = Cause(Failure.ERROR, "No space left on device")
+    controller.hear("a", Heard(assignment.number, (), (), Ended(assignment.number, "unsaved", cause=cause)))
+    remedies.append(str(controller.failure))
+    os.truncate(study.dir / "optuna.journal", 10)
+    remedies.append(str(refused(StudyAbortedError, lambda: study.note_study("key", 1))))
+    study.close()
+    assert [place in remedy for remedy in remedies] == [True] * 3, remedies
+
+
+def test_the_remedy_after_failures_alike_names_the_folder_of_now(root: Path) -> None:
+    (root / "tiny").rename(root / "renamed")
+    controller = open_controller(Study.open(root, "renamed", writable=True))
+    for turn in range(3):
+        assignment = controller.next_assignment(str(turn))
+        assert assignment is not None
+        cause = Cause(Failure.ERROR, "the same")
+        ended = Ended(assignment.number, "failed", cause=cause)
+        controller.hear(str(turn), Heard(assignment.number, (), (), ended))
+    assert f"tune resume renamed --root {root}" in str(controller.failure)
+    controller.study.close()
+
+
+def refused(kind: type[TuneError], action: Callable[[], Any]) -> TuneError:
+    with pytest.raises(kind) as kept:
+        action()
+    return kept.value

@@ -43,6 +43,7 @@ def test_the_manifest_names_every_file_and_the_metrics(tmp_path: Path) -> None:
         "step": 3,
         "metrics": {"eval_loss": 1.5},
         "files": {".metadata": 5, "__0_0.distcp": 7},
+        "crc32": {".metadata": 2155046657},
         "notes": {},
     }
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import ray.train
+import torch
 from ray.train import Checkpoint
 
 
@@ -28,6 +30,30 @@ def quadratic(config: dict[str, Any]) -> None:
 def without_step(config: dict[str, Any]) -> None:
     """Reports no step."""
     ray.train.report({"loss": 1.0, "other": config["x"]})
+
+
+def greedy(config: dict[str, Any]) -> None:
+    """Asks for more memory than any machine has."""
+    torch.empty(1 << 50)
+
+
+def patient(config: dict[str, Any]) -> None:
+    """Trial x < 0 leaves a mark when it has let go; the other one reports until it sees it."""
+    here, other = (Path(config["folder"], name) for name in (("bad", "good") if config["x"] < 0 else ("good", "bad")))
+    is_bad = config["x"] < 0
+    try:
+        for step in range(1, 400):
+            while is_bad and not other.exists():
+                time.sleep(0.05)
+            ray.train.report({"step": step, "loss": -config["x"]})
+            here.touch()
+            if not is_bad and step > 1 and Path(config["folder"], "let go").exists():
+                return
+            time.sleep(0.1)
+        raise AssertionError("the other one was not told to stop")
+    finally:
+        if is_bad:
+            Path(config["folder"], "let go").touch()
 
 
 def raising(config: dict[str, Any]) -> None:

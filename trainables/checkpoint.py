@@ -23,13 +23,12 @@ from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
 from trainables.checkpoint_dir import PARTIAL_SUFFIX, is_complete, keep_last, read_manifest, write_manifest
-from trainables.checkpoint_files import CheckpointWriter
-from trainables.errors import CheckpointError
+from trainables.checkpoint_files import CheckpointReader, CheckpointWriter
+from trainables.errors import CheckpointError, DamagedCheckpointError
 from trainables.parallel import Worker
 
 # What torch says of every save and load of a single process.
@@ -186,6 +185,7 @@ def load_checkpoint(state: TrainState, path: Path, worker: Worker) -> None:
     A rank that did not exist when it was saved keeps its own random state.
 
     Raises:
+        DamagedCheckpointError: What is read is not what was written. The state is of no use then.
         CheckpointError: The checkpoint is not complete or does not fit the model or the optimizer.
     """
     if not is_complete(path):
@@ -193,7 +193,8 @@ def load_checkpoint(state: TrainState, path: Path, worker: Worker) -> None:
     try:
         _read(state, path, worker)
     except (Exception, CheckpointException) as error:  # torch derives the latter from BaseException
-        raise CheckpointError(f"{path}: cannot be read: {_cause(error)}") from error
+        kind = DamagedCheckpointError if _is_damage(error) else CheckpointError
+        raise kind(f"{path}: cannot be read: {_cause(error)}") from error
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -205,19 +206,19 @@ def load_weights(model: nn.Module, path: Path) -> None:
     if not is_complete(path):
         raise CheckpointError(f"{path}: not a complete checkpoint")
     try:
-        _load({"model": trained(model, model.state_dict())}, FileSystemReader(path), no_dist=True)
+        _load({"model": trained(model, model.state_dict())}, CheckpointReader(path), no_dist=True)
     except (Exception, CheckpointException) as error:
         raise CheckpointError(f"{path}: cannot be read: {_cause(error)}") from error
 
 
-def _load(contents: dict[str, Any], reader: FileSystemReader, *, no_dist: bool) -> None:
+def _load(contents: dict[str, Any], reader: CheckpointReader, *, no_dist: bool) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=NOISE)
         state_dict_loader.load(contents, storage_reader=reader, no_dist=no_dist)
 
 
 def _read(state: TrainState, path: Path, worker: Worker) -> None:
-    reader = FileSystemReader(path)
+    reader = CheckpointReader(path)
     key = _rng_key(worker)
     saved = _model_and_optimizer(state)
     saved["progress"] = _progress(state)
@@ -335,8 +336,17 @@ def _make_empty(folder: Path) -> None:
     folder.mkdir()
 
 
+def _is_damage(error: BaseException) -> bool:
+    return any(isinstance(reason, DamagedCheckpointError) for reason in _reasons(error))
+
+
+def _reasons(error: BaseException) -> list[BaseException]:
+    """An error, or what torch says that befell each rank."""
+    failures = getattr(error, "failures", None)
+    return [reason for reason, _ in failures.values()] if failures else [error]
+
+
 def _cause(error: BaseException) -> str:
     # torch lists every rank and its traceback; a user needs the first line of one reason.
-    failures = getattr(error, "failures", None)
-    reason = next(iter(failures.values()))[0] if failures else error
+    reason = _reasons(error)[0]
     return f"{reason}".strip().splitlines()[0] if f"{reason}".strip() else type(reason).__name__

@@ -10,11 +10,14 @@ import json
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
+# A checksum of each part is inside: to read such a file once more for another would take as long as to write it.
+SELF_CHECKING = ".distcp"
 PARTIAL_SUFFIX = ".partial"
 _STEP_DIR = re.compile(r"step_(\d{8,})")
 
@@ -66,10 +69,26 @@ def write_manifest(
     for file in () if are_files_synced else files:
         sync_to_disk(file)
     sizes = {file.relative_to(path).as_posix(): file.stat().st_size for file in files}
-    manifest = {"step": step, "metrics": metrics, "files": sizes, "notes": notes or {}}
+    checksums = {file.relative_to(path).as_posix(): crc32(file) for file in files if file.suffix != SELF_CHECKING}
+    manifest = {"step": step, "metrics": metrics, "files": sizes, "crc32": checksums, "notes": notes or {}}
     (path / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     sync_to_disk(path / MANIFEST)
     sync_to_disk(path)
+
+
+def crc32(file: Path) -> int:
+    """The checksum of a file's content."""
+    checksum = 0
+    with open(file, "rb") as stream:
+        while block := stream.read(1 << 20):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
+
+
+def damaged_file(path: Path) -> str | None:
+    """The first file of a complete checkpoint that is not as it was written, as far as the manifest knows; or None."""
+    checksums = (read_manifest(path) or {}).get("crc32", {})
+    return next((name for name, checksum in checksums.items() if crc32(path / name) != checksum), None)
 
 
 def sync_to_disk(path: Path) -> None:
@@ -94,6 +113,11 @@ def _has_size(file: Path, size: int) -> bool:
         return False
 
 
+def incomplete_checkpoints(root: Path) -> list[Path]:
+    """What has the name of a checkpoint under root and is none, oldest first."""
+    return [path for path in _step_dirs(root) if not is_complete(path)]
+
+
 def complete_checkpoints(root: Path) -> list[Path]:
     """The complete checkpoints under root, oldest first; empty where there are none."""
     return [path for path in _step_dirs(root) if is_complete(path)]
@@ -110,9 +134,14 @@ def _step_dirs(root: Path) -> list[Path]:
     return sorted((path for path in root.iterdir() if _STEP_DIR.fullmatch(path.name)), key=step_of)
 
 
+def condemn(path: Path) -> None:
+    """Makes a checkpoint an incomplete one, of which `clean` leaves nothing."""
+    (path / MANIFEST).unlink(missing_ok=True)
+
+
 def delete(path: Path) -> None:
     """Removes a checkpoint, the manifest first: half-deleted, it is not complete."""
-    (path / MANIFEST).unlink(missing_ok=True)
+    condemn(path)
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -130,10 +159,19 @@ def keep_last(root: Path, num: int, protected: Collection[Path] = ()) -> None:
             delete(path)
 
 
+def restore(root: Path) -> None:
+    """Gives whole checkpoints their names where a kill fell between two renamings; no process may be writing there."""
+    # What replaces another one comes before what it replaces.
+    for leftover in sorted(root.glob(f"*{PARTIAL_SUFFIX}")) if root.is_dir() else ():
+        path = leftover.with_name(leftover.name.partition(".")[0])
+        if is_complete(leftover) and not path.exists():
+            leftover.rename(path)
+
+
 def clean(root: Path) -> None:
     """Removes what a killed process left half-written; no process may be writing under root."""
+    restore(root)
     for leftover in root.glob(f"*{PARTIAL_SUFFIX}") if root.is_dir() else ():
         shutil.rmtree(leftover, ignore_errors=True)
-    for path in _step_dirs(root):
-        if not is_complete(path):
-            delete(path)
+    for path in incomplete_checkpoints(root):
+        delete(path)

@@ -22,6 +22,10 @@ class CheckpointError(Exception):
     """A checkpoint could not be written or read; raised on every rank alike."""
 
 
+class DamagedCheckpointError(CheckpointError):
+    """What is read is not what was written; the checkpoint is of no use any more."""
+
+
 class OutOfMemory(Exception):
     """The memory does not suffice for a forward and backward pass over so many examples.
 

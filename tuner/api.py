@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.commands import DEFAULT_ROOT
 from tuner.live import progress
-from tuner.outcomes import DEFAULT_ROOT
 from tuner.spec import StudySpec, load_spec, override_spec
 from tuner.yaml_text import to_yaml
 

@@ -37,14 +37,20 @@ class Checkpoints:
             self._note(number, newest)
             self._size = checkpoint_bytes(self.directory(number) / newest.name) or self._size
 
-    def lack_of_room(self, num_slots: int) -> str:
-        """A warning when the next checkpoint of each slot may not fit any more; empty while all is well."""
+    def make_room(self, num_slots: int) -> str:
+        """Delete what can be spared when the next checkpoint of each slot may not fit any more.
+
+        Returns:
+            A warning, or nothing while all is well.
+        """
         needed, free = num_slots * self._size, free_bytes(self._study.dir)
         if needed <= free:
             return ""
+        spared = self._keep(1)
+        gone = f"; deleted those of trial {', '.join(map(str, spared))}, which are not the best" if spared else ""
         return (
             f"the disk is filling up: the next checkpoints need {gigabytes(needed)}, {self._study.dir} has "
-            f"{gigabytes(free)} left"
+            f"{gigabytes(free)} left{gone}"
         )
 
     def settle(self, number: int, state: str) -> None:
@@ -60,11 +66,16 @@ class Checkpoints:
 
     def keep_best(self) -> None:
         """Delete the checkpoints of complete trials beyond the best `checkpoint.keep_best_trials`."""
+        self._keep(max(1, self._study.spec.checkpoint.keep_best_trials))
+
+    def _keep(self, num: int) -> list[int]:
+        """Delete those beyond the best so many; returns whose they were."""
         complete = [record for record in self._study.trials() if record.state == "COMPLETE"]
         # One whose checkpoint is gone or damaged takes nobody's place.
         usable = [record for record in ranked(complete, self._study.spec.objective) if _has_checkpoint(record)]
-        for record in usable[max(1, self._study.spec.checkpoint.keep_best_trials) :]:
+        for record in usable[num:]:
             self._forget(record.number)
+        return [record.number for record in usable[num:]]
 
     def close(self) -> None:
         """Wait for the deletions under way."""

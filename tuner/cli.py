@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner import cli_reading, outcomes, output
+from tuner import cli_reading, output
 from tuner.cli_arguments import ROOT, FormatOption, RootOption, StudyArgument, open_study
+from tuner.commands import command
 from tuner.errors import InputError, Problem, SpecError, TuneError
 from tuner.formats import Format
 
@@ -123,7 +124,7 @@ def confirm(
     from tuner.confirm import confirm as run_again
 
     opened = open_study(study, root)
-    again = outcomes.command("confirm", opened.dir, "--top", str(top), "--seeds", str(seeds))
+    again = command("confirm", opened.dir, "--top", str(top), "--seeds", str(seeds))
     with _progress(opened.dir, quiet, go_on=again) as observer:
         found, state = run_again(opened, top=top, seeds=seeds, observer=observer)
     output.confirmed(opened, found, form)
@@ -167,7 +168,7 @@ def stop(
     """
     opened = open_study(study, root)
     if not opened.is_running:
-        raise InputError(f"study {study!r} is not running", f"See how it stands: tune status {study}")
+        raise InputError(f"study {study!r} is not running", f"See how it stands: {command('status', opened.dir)}")
     opened.ask_to_stop()
     deadline = time.monotonic() + wait_s
     while opened.is_running and time.monotonic() < deadline:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner import text
+from tuner.commands import DEFAULT_ROOT
 from tuner.errors import InputError
 from tuner.formats import Format
-from tuner.outcomes import DEFAULT_ROOT
 
 if TYPE_CHECKING:
     from tuner.record import TrialRecord

@@ -6,8 +6,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import ray
 
 from tuner.errors import ClusterError
 from tuner.plan import Capacity
+from tuner.sweeper import sweeping
 
 # Read by Tune and Train when they start; a study never needs what they turn off. See each name's documentation.
 ENVIRONMENT = {
@@ -53,14 +54,22 @@ def connected(address: str | None = None) -> Iterator[None]:
     before = dict(os.environ)
     os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
     try:
-        _join(address) if address else _start_local()
-        # What the study starts must find this cluster though another one may run on the host.
-        os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+        with nullcontext() if address else sweeping(), _shut_down_after():
+            _join(address) if address else _start_local()
+            # What the study starts must find this cluster though another one may run on the host.
+            os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+            yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def _shut_down_after() -> Iterator[None]:
+    try:
         yield
     finally:
         ray.shutdown()
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _start_local() -> None:
@@ -77,17 +86,31 @@ def _join(address: str) -> None:
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until Ray is up: cut off in its start, Ray leaves processes behind."""
+def handling_signals(handler: Callable[[int, Any], object]) -> Iterator[None]:
+    """SIGINT and SIGTERM go to the handler; only in the main thread, as no other one gets any."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
-    earlier = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    earlier = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, earlier)
+        for number, old in earlier.items():
+            signal.signal(number, old)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """SIGINT and SIGTERM wait until Ray is up: cut off in its start, Ray leaves processes behind."""
+    came: list[int] = []
+    set_by_ray = ray._private.utils.set_sigterm_handler
+    # Ray's own handler would end this process in the middle of the start.
+    ray._private.utils.set_sigterm_handler = lambda handler: None
+    try:
+        with handling_signals(lambda number, frame: came.append(number)):
+            yield
+    finally:
+        ray._private.utils.set_sigterm_handler = set_by_ray
     if came:
         raise KeyboardInterrupt
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from tuner.channel import Assignment, Ended, Heard, Reported
 from tuner.checkpoints import Checkpoints
+from tuner.commands import command
 from tuner.early_stopping import make_rule
 from tuner.errors import StudyAbortedError
 from tuner.failures import Cause, Failure
@@ -115,6 +116,13 @@ class StudyController:
         """Whether no further trial will be started; while one runs it may yet have to be started again."""
         return not self._running
 
+    @property
+    def has_next(self) -> bool:
+        """Whether a slot whose trial has ended will be given another one, as far as that is known."""
+        if self.ended_by is not None or self._is_space_exhausted:
+            return False
+        return bool(self._left) or len(self.study.frozen_trials()) < self.spec.search.num_trials
+
     def hear(self, tune_id: str, heard: Heard) -> bool:
         """Take in what a slot heard; returns whether its trial goes on."""
         try:
@@ -155,7 +163,7 @@ class StudyController:
         try:
             if self.session.is_due():
                 self._observer.tick(self.session.training_share())
-                self._warn_once(self._checkpoints.lack_of_room(self._num_slots))
+                self._warn_once(self._checkpoints.make_room(self._num_slots))
                 if self.study.is_asked_to_stop:
                     self.stop("stopped")
                 if self.session.is_over():
@@ -283,7 +291,7 @@ class StudyController:
             self._track_interrupted(number)
             raise StudyAbortedError(
                 f"trial {number} cannot be saved: {ended.cause.summary}",
-                f"Make room, then: tune resume {self.study.dir.name}   It goes on from its newest checkpoint.",
+                f"Make room, then: {command('resume', self.study.dir)}   It goes on from its newest checkpoint.",
             )
         if ended.outcome == "completed" and running.reported_step > 0:
             return self._finish(number, "COMPLETE")
@@ -319,7 +327,7 @@ class StudyController:
         if self._last_failures.count(reason) == MAX_IDENTICAL_FAILURES:
             raise StudyAbortedError(
                 f"{MAX_IDENTICAL_FAILURES} trials in a row failed alike: {reason}",
-                f"Traceback: {self.study.log_path(number)}. Mend the cause, then: tune resume {self.spec.study}",
+                f"Traceback: {self.study.log_path(number)}. Mend the cause, then: {command('resume', self.study.dir)}",
             )
 
     def _track_interrupted(self, number: int) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from trainables.errors import CheckpointError
 from tuner import registry
+from tuner.commands import command
 from tuner.errors import InputError, TuneError
-from tuner.outcomes import command
 
 if TYPE_CHECKING:
     from trainables.export import Dtype

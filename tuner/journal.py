@@ -12,6 +12,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.storages.journal._file import BaseJournalFileLock
 
+from tuner.commands import command
 from tuner.errors import StudyAbortedError
 from tuner.journal_view import is_entry, unreadable
 
@@ -62,7 +63,7 @@ class _WholeLines(JournalFileBackend):
         except OSError as error:
             raise StudyAbortedError(
                 f"{self._path} cannot be written: {error.strerror or error}",
-                f"What it holds is safe. Mend the cause, then: tune resume {self._path.parent.name}",
+                f"What it holds is safe. Mend the cause, then: {command('resume', self._path.parent)}",
             ) from error
 
     def _append_or_take_back(self, logs: list[dict[str, Any]], size: int) -> None:

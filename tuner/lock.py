@@ -13,6 +13,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from tuner.commands import command
 from tuner.errors import StudyLockedError
 
 
@@ -36,7 +37,7 @@ class StudyLock:
             self._file.close()
             raise StudyLockedError(
                 f"study {path.parent.name!r} is being run by {describe(holder(path))}",
-                f"Watch it with `tune status {path.parent.name}`, or end that process first.",
+                f"Watch it with `{command('status', path.parent)}`, or end that process first.",
             )
         self._file.truncate(0)
         with contextlib.suppress(OSError):  # on a full disk the lock holds all the same, without a name

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner import text
+from tuner.commands import command
 from tuner.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def find_log(study: Study, number: int, rank: int, *, may_come: bool) -> Path:
     if rank in ranks or (may_come and rank < num_workers and goes_on(study, number)):
         return study.log_path(number, rank)
     if not ranks:
-        raise InputError(f"trial {number} has no log", f"See how it stands: tune show {study.dir.name} {number}")
+        raise InputError(f"trial {number} has no log", f"See how it stands: {command('show', study.dir, str(number))}")
     raise InputError(f"trial {number} has no log of rank {rank}", f"Ranks with one: {text.ranges(ranks)}.")
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner import text
+from tuner.commands import command
 from tuner.tracking_links import run_url, server_url, study_target, study_url
 
 if TYPE_CHECKING:
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from tuner.record import TrialRecord
     from tuner.study import Study
 
-DEFAULT_ROOT = Path("studies")
 CONFIRMED_COLUMNS = ("configuration of", "mean", "± 95 %", "n", "values")
 
 
@@ -82,19 +80,12 @@ def failures(study: Study, records: Sequence[TrialRecord]) -> list[str]:
 
 def next_commands(study: Study, state: str) -> list[str]:
     """What to type after a search, one command a line under `next:`."""
-    spec, place = study.spec, study.dir if study.dir.name else study.dir.resolve()
+    spec = study.spec
     extend = ["--set", f"search.num_trials={2 * spec.search.num_trials}"] if state == "finished" else []
-    commands = [command("resume", place, *extend), command("best", place)]
+    commands = [command("resume", study.dir, *extend), command("best", study.dir)]
     if spec.mlflow.enabled:
         commands.append(mlflow_command(study))
     return ["next:", *(f"  {line}" for line in commands)]
-
-
-def command(verb: str, study_dir: Path, *arguments: str) -> str:
-    """A command about a study, ready to paste."""
-    root = study_dir.parent
-    place = [] if root == DEFAULT_ROOT else ["--root", str(root)]
-    return shlex.join(["tune", verb, study_dir.name, *place, *arguments])
 
 
 def mlflow_command(study: Study) -> str:

@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from tuner import outcomes, tables, text
+from tuner.commands import command
 from tuner.formats import Format, to_csv, to_json
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def _best_facts(study: Study, record: TrialRecord) -> dict[str, Any]:
     from tuner.confirmation import read_confirmation
 
     facts = {
-        "study": study.spec.study,
+        "study": study.name,
         "trial": f"{record.number}, {record.state} at step {record.step}",
         study.spec.objective.metric: f"{text.measured(record.value)}{outcomes.against_default(study, record)}",
     }
@@ -240,8 +241,8 @@ def comparison(studies: Sequence[Compared], form: Format) -> None:
 def stopped(study: Study) -> None:
     """A study that was asked to end has ended."""
     state = study.status()
-    result(f"{study.spec.study} {state['state']}: {text.counts(state['counts'])}")
-    note(f"Go on with it: {outcomes.command('resume', study.dir)}")
+    result(f"{study.name} {state['state']}: {text.counts(state['counts'])}")
+    note(f"Go on with it: {command('resume', study.dir)}")
 
 
 def exported(study: Study, record: TrialRecord, folder: Path) -> None:
@@ -259,7 +260,7 @@ def outcome(study: Study) -> None:
         _remarks(study, records)
     status = study.status()
     how = f"{text.counts(status['counts'])} in {text.duration(status['elapsed_s'])}"
-    note(f"\n{study.spec.study} {status['state']}: {how}")
+    note(f"\n{study.name} {status['state']}: {how}")
     for line in [*outcomes.failures(study, records), *outcomes.next_commands(study, status["state"])]:
         note(line)
 
@@ -283,8 +284,8 @@ def confirmed(study: Study, found: Confirmation, form: Format) -> None:
 
 def cut_off(study_dir: Path, go_on: str = "") -> None:
     """The search was ended before it could say how far it got."""
-    command = go_on or outcomes.command("resume", study_dir)
-    resume = f"; go on with: {command}" if study_dir.is_dir() else ""
+    again = go_on or command("resume", study_dir)
+    resume = f"; go on with: {again}" if study_dir.is_dir() else ""
     note(f"interrupted{resume}")
 
 

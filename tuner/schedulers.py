@@ -21,7 +21,11 @@ class StudyScheduler(FIFOScheduler):
     def on_trial_result(self, tune_controller: TuneController, trial: Trial, result: dict[str, Any]) -> str:
         """CONTINUE or STOP."""
         goes_on = self._controller.hear(trial.trial_id, result.pop("heard"))
-        return TrialScheduler.CONTINUE if goes_on else TrialScheduler.STOP
+        if goes_on:
+            return TrialScheduler.CONTINUE
+        # Tune would keep an idle slot, whose worker holds the trial's memory until it hears of the next one.
+        tune_controller._reuse_actors = self._controller.has_next
+        return TrialScheduler.STOP
 
     def debug_string(self) -> str:
         """One line for Tune's own display, which is off."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-import signal
 import socket
 import sys
 import threading
@@ -59,7 +58,7 @@ def run(
     refuse_existing(spec.study, root)
     _tracker(spec, root / spec.study, observer).check()
     _import_ahead()
-    with cluster.connected(address):
+    with cluster.handling_signals(_raise_interrupt), cluster.connected(address):
         plan = _plan(spec)
         check_room(spec, root, plan.slots or 1)
         study = Study.create(spec, source_text, root)
@@ -96,7 +95,7 @@ def resume(
             study.replace_spec(extend_spec(study.spec, overrides))
         _tracker(study.spec, study.dir, observer).check()
         _import_ahead()
-        with cluster.connected(address):
+        with cluster.handling_signals(_raise_interrupt), cluster.connected(address):
             return _search(study, _plan(study.spec), observer)
     finally:
         study.close()
@@ -229,18 +228,17 @@ def _tags(study: Study, plan: Plan) -> dict[str, str]:
 @contextmanager
 def _interruptible(controller: StudyController) -> Iterator[None]:
     """The first SIGINT or SIGTERM has the trials save and stop; a second one ends everything at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    came: list[int] = []
 
     def interrupt(signum: int, frame: object) -> None:
-        if controller.ended_by == "interrupted":
+        came.append(signum)
+        if len(came) > 1:
             raise KeyboardInterrupt
         controller.stop("interrupted")
 
-    earlier = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with cluster.handling_signals(interrupt):
         yield
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
+
+
+def _raise_interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt

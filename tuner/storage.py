@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from tuner.commands import command
 from tuner.errors import StudyDamagedError, StudyExistsError
 from tuner.journal_view import JournalView
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from tuner.spec import StudySpec
 
 JOURNAL = "optuna.journal"
+# A file with a token that is there until the database knows the study; as long it has no trials.
+UNRECORDED = "unrecorded"
+# Attribute of a study in a database: that token, by which it is known to belong to the folder.
+OWNER = "owner"
 
 
 class Record(Protocol):
@@ -46,23 +51,13 @@ def open_record(study_dir: Path, spec: StudySpec, *, writable: bool) -> Record:
         raise _lost_study(study_dir, spec) from None
 
 
-def create_study(spec: StudySpec, storage: BaseStorage) -> None:
-    """Begin the record.
-
-    Raises:
-        StudyExistsError: The database holds a study of that name.
-    """
+def create_study(spec: StudySpec, storage: BaseStorage) -> optuna.Study:
+    """Begin the record, or load what was made of it."""
     import optuna
 
     direction: Literal["minimize", "maximize"] = "minimize" if spec.objective.mode == "min" else "maximize"
     with _quiet_optuna():
-        try:
-            optuna.create_study(study_name=spec.study, storage=storage, direction=direction)
-        except optuna.exceptions.DuplicatedStudyError:
-            raise StudyExistsError(
-                f"the database {spec.search.storage} holds a study {spec.study!r} already",
-                f"Choose another name: --name {spec.study}-2",
-            ) from None
+        return optuna.create_study(study_name=spec.study, storage=storage, direction=direction, load_if_exists=True)
 
 
 def load_study(study_dir: Path, spec: StudySpec, *, writable: bool) -> optuna.Study:
@@ -110,6 +105,40 @@ def create_journal(study_dir: Path) -> BaseStorage:
     return open_journal(study_dir / JOURNAL)
 
 
+# -- a study in a database ----------------------------------------------------------------------------------------
+
+
+def refuse_recorded(spec: StudySpec) -> None:
+    """Raise StudyExistsError when the database knows a study of that name."""
+    if spec.search.storage is None:
+        return
+    storage = _open_database(spec.search.storage)
+    if any(study.study_name == spec.study for study in storage.get_all_studies()):
+        raise _name_is_taken(spec)
+
+
+def record(spec: StudySpec, study_dir: Path) -> None:
+    """Make the database know a study whose folder is there, also where a kill cut that off before.
+
+    Raises:
+        StudyExistsError: It knows another one of that name.
+    """
+    made = create_study(spec, open_storage(study_dir, spec.search.storage, writable=True))
+    token = (study_dir / UNRECORDED).read_text(encoding="utf-8")
+    if OWNER not in made.user_attrs and not made.trials:
+        made.set_user_attr(OWNER, token)
+    if made.user_attrs.get(OWNER) != token:
+        raise _name_is_taken(spec)
+    (study_dir / UNRECORDED).unlink()
+
+
+def _name_is_taken(spec: StudySpec) -> StudyExistsError:
+    return StudyExistsError(
+        f"the database {spec.search.storage} holds a study {spec.study!r} already",
+        f"Choose another name: --name {spec.study}-2",
+    )
+
+
 def _open_database(url: str) -> BaseStorage:
     from optuna.storages import RDBStorage
 
@@ -133,8 +162,13 @@ def _see_journal(study_dir: Path) -> Path:
 
 
 def _lost_study(study_dir: Path, spec: StudySpec) -> StudyDamagedError:
+    if (study_dir / UNRECORDED).exists():
+        return StudyDamagedError(
+            f"{study_dir}: a kill fell into the making of the study, which has no trials yet",
+            f"Go on with it: {command('resume', study_dir)}",
+        )
     return StudyDamagedError(
-        f"{study_dir}: the record holds no study named {spec.study!r}",
+        f"{spec.search.storage or study_dir}: the record holds no study named {spec.study!r}",
         "The record belongs to another study, or its first line was lost; put it back from a copy.",
     )
 

@@ -10,6 +10,7 @@ import datetime as dt
 import os
 import shutil
 import time
+import uuid
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,11 +18,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import StudyAbortedError, TuneError
+from tuner.errors import StudyAbortedError, StudyExistsError, TuneError
 from tuner.lock import StudyLock, holder
 from tuner.record import TrialRecord, ranked
 from tuner.spec import StudySpec
-from tuner.storage import Record, create_journal, create_study, load_study, open_record, open_storage
+from tuner.storage import UNRECORDED, Record, create_journal, create_study, load_study, open_record, refuse_recorded
+from tuner.storage import record as record_in_database
 from tuner.study_dir import (
     LOCK,
     SOURCE,
@@ -76,8 +78,10 @@ class Study:
         """
         directory = root / spec.study
         refuse_existing(spec.study, root)
+        refuse_recorded(spec)
         # Everything is made aside and renamed, so that a kill cannot leave half a study under its name.
         draft = root / f".{spec.study}.{os.getpid()}.new"
+        shutil.rmtree(draft, ignore_errors=True)
         try:
             _write_draft(draft, spec, source_text)
             draft.rename(directory)
@@ -85,10 +89,12 @@ class Study:
             shutil.rmtree(draft, ignore_errors=True)
             refuse_existing(spec.study, root)
             raise cannot_be_written(directory, error, f"Mend the cause, then start again under {root}.") from error
-        lock = StudyLock(directory / LOCK)
-        if spec.search.storage is not None:
-            create_study(spec, open_storage(directory, spec.search.storage, writable=True))
-        return cls(spec, directory, open_record(directory, spec, writable=True), lock)
+        try:
+            return cls.open(root, spec.study, writable=True)
+        except StudyExistsError:
+            # Somebody else's study got the name in the database meanwhile.
+            shutil.rmtree(directory)
+            raise
 
     @classmethod
     def open(cls, root: str | Path, name: str, *, writable: bool = False) -> Study:
@@ -105,6 +111,8 @@ class Study:
         try:
             # Looked at before the record is read: a trial that starts meanwhile is in the record first.
             traces = traces_of_trials(directory)
+            if writable and (directory / UNRECORDED).exists():
+                record_in_database(spec, directory)
             study = cls(spec, directory, open_record(directory, spec, writable=writable), lock)
             refuse_lost_trials(spec, directory, traces, len(study._record.get_trials(deepcopy=False)))
         except BaseException:
@@ -129,6 +137,11 @@ class Study:
         """
         replace_spec(self.dir, spec)
         self.spec = spec
+
+    @property
+    def name(self) -> str:
+        """What its folder is called now."""
+        return self.dir.resolve().name
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -200,7 +213,7 @@ class Study:
         sessions = self.sessions()
         best = ranked(trials, self.spec.objective)[:1]
         return {
-            "study": self.spec.study,
+            "study": self.name,
             "state": self._state(),
             "counts": {state: counts.get(state, 0) for state in ("RUNNING", "COMPLETE", "PRUNED", "FAILED")},
             "best": best[0].to_json() if best else None,
@@ -330,3 +343,5 @@ def _write_draft(draft: Path, spec: StudySpec, source_text: str) -> None:
     write_spec(draft / SPEC, spec)
     if spec.search.storage is None:
         create_study(spec, create_journal(draft))
+    else:
+        (draft / UNRECORDED).write_text(uuid.uuid4().hex, encoding="utf-8")

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from trainables.checkpoint_dir import sync_to_disk
+from tuner.commands import command
 from tuner.errors import StudyAbortedError, StudyDamagedError, StudyExistsError, StudyNotFoundError
 from tuner.spec import StudySpec
 from tuner.storage import JOURNAL
@@ -46,7 +47,7 @@ def refuse_existing(name: str, root: Path) -> None:
     if (root / name).exists():
         raise StudyExistsError(
             f"study {name!r} exists already in {root / name}",
-            f"Go on with it: tune resume {name}   or start another: --name {name}-2",
+            f"Go on with it: {command('resume', root / name)}   or start another: --name {name}-2",
         )
 
 
@@ -69,7 +70,7 @@ def replace_spec(directory: Path, spec: StudySpec) -> None:
         draft.replace(directory / SPEC)
     except OSError as error:
         draft.unlink(missing_ok=True)
-        remedy = f"It is as it was. Mend the cause, then: tune resume {directory.name}"
+        remedy = f"It is as it was. Mend the cause, then: {command('resume', directory)}"
         raise cannot_be_written(directory / SPEC, error, remedy) from error
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.commands import command
 from tuner.tracking_pending import Event, PendingLog
 from tuner.tracking_process import Listener, StoreProcess
 from tuner.tracking_sender import Sender
@@ -159,7 +160,7 @@ class MlflowTracker:
         num_unsent = self._sender.close(timeout_s)
         if num_unsent:
             where = f"{num_unsent} updates could not be sent to MLflow at {self._target.shown}; {self._dir / PENDING}"
-            self._warn("kept", f"{where} keeps them until `tune resume {self._spec.study}`")
+            self._warn("kept", f"{where} keeps them until `{command('resume', self._dir)}`")
         return num_unsent == 0
 
     def _put(self, op: str, **content: Any) -> None:

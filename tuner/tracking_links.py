@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
+from tuner.commands import command
 from tuner.errors import InputError
 from tuner.tracking_target import Target, resolve_target
 from tuner.tracking_views import trials_filter
@@ -29,7 +30,9 @@ def target_to_show(root: Path, study: Study | None) -> Target:
         InputError: There is nothing to show.
     """
     if study is not None and not study.spec.mlflow.enabled:
-        raise InputError(f"study {study.dir.name!r} has mlflow.enabled: false", f"See it: tune trials {study.dir.name}")
+        raise InputError(
+            f"study {study.dir.name!r} has mlflow.enabled: false", f"See it: {command('trials', study.dir)}"
+        )
     target = resolve_target(None, root) if study is None else study_target(study)
     # A server would make an empty one.
     if target.database is not None and not target.database.exists():

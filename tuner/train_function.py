@@ -27,7 +27,6 @@ from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUt
 from trainables import places
 from trainables.checkpoint_dir import (
     PARTIAL_SUFFIX,
-    clean,
     keep_last,
     newest_complete,
     step_dir,
@@ -36,6 +35,7 @@ from trainables.checkpoint_dir import (
 )
 from tuner.best_report import BestReport
 from tuner.channel import Assignment, Ended, Reported, Saved, Start, Stop, connect, hello
+from tuner.damage import clear_damage
 from tuner.failures import cause_of
 from tuner.recent_reports import RecentReports, unrecorded
 from tuner.trial_log import trial_log
@@ -89,8 +89,8 @@ class _Reporting(DistributedTrainFnUtils):
         self._assignment = assignment
         self._line = line
         self._root = Path(assignment.checkpoint_dir)
-        if line is not None:
-            clean(self._root)
+        if line is not None and (warned := clear_damage(self._root, assignment.number)) is not None:
+            line.send(warned)
         self.barrier()
         newest = newest_complete(self._root)
         self._checkpoint = None if newest is None else Checkpoint(newest)

@@ -107,7 +107,8 @@ class TrainerThread:
             run_config=ray.train.RunConfig(
                 name=f"slot-{time.time_ns()}",
                 storage_path=scratch_dir,
-                failure_config=ray.train.FailureConfig(max_failures=0),
+                # The slot starts a new run itself: one that Ray starts anew would wait for a trial for ever.
+                failure_config=ray.train.FailureConfig(max_failures=0, max_preemption_failures=0),  # type: ignore[call-arg]
             ),
             can_autoscale=can_autoscale,
             has_controller_actor=has_controller_actor,

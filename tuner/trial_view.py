@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainables.checkpoint_dir import is_complete, step_of
 from tuner import outcomes
+from tuner.commands import command
 from tuner.log_view import log_ranks
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def describe(study: Study, record: TrialRecord) -> dict[str, Any]:
         "checkpoints": [_checkpoint(path) for path in _checkpoint_dirs(study, record.number)],
         "logs": [str(study.log_path(record.number, rank).absolute()) for rank in log_ranks(study, record.number)],
         "mlflow": outcomes.mlflow_place(study, record),
-        "reproduce": outcomes.command("reproduce", study.dir, str(record.number), "--run"),
+        "reproduce": command("reproduce", study.dir, str(record.number), "--run"),
     }
 
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trainables.checkpoint_dir import clean, is_complete, newest_complete, step_dir, step_of
+from trainables.checkpoint_dir import condemn, newest_complete, step_dir, step_of
 from trainables.config import TrainConfig
-from trainables.errors import CheckpointError, Diverged
+from trainables.errors import CheckpointError, DamagedCheckpointError, Diverged
 from trainables.finetune import Report, Warm, Worker, finetune
 from trainables.progress import heard_by
 from trainables.saver import CheckpointSaver
@@ -40,6 +40,7 @@ from tuner.channel import (
     connect,
     hello,
 )
+from tuner.damage import clear_damage
 from tuner.failures import cause_of
 from tuner.recent_reports import RecentReports, unrecorded
 from tuner.trial_log import trial_log
@@ -190,7 +191,16 @@ class _Trial:
 
     def run(self, warm: Warm) -> bool:
         """Returns whether the loop reached its last step."""
-        resume_from = self._resume_point()
+        while True:
+            resume_from = self._resume_point()
+            try:
+                return self._train(resume_from, warm)
+            except DamagedCheckpointError:
+                # Every rank meets it alike, before its first step.
+                if self._worker.rank == 0 and resume_from is not None:
+                    condemn(resume_from)
+
+    def _train(self, resume_from: Path | None, warm: Warm) -> bool:
         loop = LOOPS[self._service.trainable](
             TrainConfig.model_validate(self._assignment.values),
             self._worker,
@@ -215,8 +225,9 @@ class _Trial:
 
     def _resume_point(self) -> Path | None:
         if self._worker.rank == 0:
-            self._warn_of_damage()
-            clean(self._root)
+            warned = clear_damage(self._root, self._assignment.number)
+            if warned is not None:
+                self._line.send(warned)
         if self._worker.world_size > 1:
             dist.barrier()
         newest = newest_complete(self._root)
@@ -224,14 +235,6 @@ class _Trial:
             self._sent_step = max(self._sent_step, step_of(newest))
             self._catch_up(newest)
         return newest
-
-    def _warn_of_damage(self) -> None:
-        newest, number = newest_complete(self._root), self._assignment.number
-        damaged = [path.name for path in self._root.glob("step_*") if path.suffix == "" and not is_complete(path)]
-        if damaged:
-            instead = "starts over" if newest is None else f"goes on from {newest.name}"
-            text = f"trial {number}: checkpoint {', '.join(sorted(damaged))} is damaged; it {instead}"
-            self._line.send(Warned(number, text))
 
     def _catch_up(self, checkpoint: Path) -> None:
         for report in unrecorded(checkpoint, self._assignment.number, self._assignment.reported_step):
