@@ -72,7 +72,7 @@ def classify(error: BaseException) -> Failure:
     for link in _chain(error):
         if is_out_of_memory(link):
             return Failure.OUT_OF_MEMORY
-        if getattr(link, "preempted", False) or name == "PreemptionError":
+        if getattr(link, "preempted", False) or type(link).__name__ == "PreemptionError":
             return Failure.PREEMPTED
         if type(link).__name__ in LOST:
             return Failure.LOST
