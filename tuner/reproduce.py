@@ -88,7 +88,8 @@ def _as_fine_tune(study: Study, record: TrialRecord, folder: Path) -> Reproducti
     # One that was stopped early is only compared as far as it got.
     end = record.step if record.state == "PRUNED" else spec.max_t
     until = ["--until", str(end)] if 0 < end < config.max_steps else []
-    arguments = ["-m", "trainables", str(file), "--cache-dir", str(study.dir / "data"), *until]
+    parallel = [] if spec.trainable == "ddp" else ["--parallel", spec.trainable]
+    arguments = ["-m", "trainables", str(file), "--cache-dir", str(study.dir / "data"), *parallel, *until]
     return Reproduction(
         folder=folder,
         file=file,
