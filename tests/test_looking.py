@@ -243,6 +243,17 @@ def test_a_trial_of_a_loop_of_ones_own_becomes_a_study_of_one_trial(tmp_path: Pa
     study.close()
 
 
+def test_a_trial_of_another_built_in_loop_becomes_a_study_too(tmp_path: Path) -> None:
+    spec = study_spec(tmp_path, trainable="huggingface")
+    study = begin(spec, tmp_path / "studies", {"learning_rate": 0.0123456789})
+    made = reproduction(study, study.finish(0, "PRUNED"), tmp_path / "again")
+    made.write()
+    again = load_spec(made.file)
+    assert (again.trainable, again.default_params()) == ("huggingface", {"learning_rate": 0.0123456789})
+    assert again.train_config(again.default_params()) == spec.train_config({"learning_rate": 0.0123456789})
+    study.close()
+
+
 def really(study: Study, record: TrialRecord, folder: Path) -> str:
     made: Reproduction = reproduction(study, record, folder)
     made.write()

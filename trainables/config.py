@@ -133,7 +133,7 @@ class TrainConfig(_Section):
     lora: LoraConfig | None = None
     """Low-rank adapters beside frozen weights; `{}` takes their defaults. Null: all weights are trained."""
     callbacks: tuple[Name, ...] = ()
-    """trainable: huggingface only. Callbacks of transformers.Trainer, each a class that takes no arguments, as
+    """`trainable: huggingface` only. Callbacks of transformers.Trainer, each a class that takes no arguments, as
     `package.module:Class` or `file.py:Class`."""
     seed: Annotated[int, Strict(), Field(ge=0, lt=2**63)] = 0
     """Order of the examples and dropout."""

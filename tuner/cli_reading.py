@@ -157,9 +157,10 @@ def reproduce(
     run: Annotated[bool, typer.Option("--run", help="Run it now, and compare it with the record.")] = False,
     root: RootOption = ROOT,
 ) -> int:
-    """Write the file that runs one trial again without the study, and print the command.
+    """Run one trial again, without the study.
 
-    A trial of the built-in loop becomes one fine-tune without Ray, one of your own loop a study with one trial.
+    Writes the file and prints the command. A trial of the built-in loop becomes one fine-tune without Ray, one of
+    another loop a study with one trial.
     """
     from tuner.reproduce import comparison, repeated_reports, reproduction
 
@@ -182,9 +183,10 @@ def ui(
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: any that is free.")] = None,
     root: RootOption = ROOT,
 ) -> int:
-    """Start MLflow's pages on this machine until Ctrl-C, and print their address.
+    """Show a study in the pages of MLflow.
 
-    For a store that is a server already, only its address is printed.
+    Starts them on this machine until Ctrl-C, and prints the address. For a store that is a server already, only its
+    address is printed.
     """
     from tuner.mlflow_server import ended_by_signals, served
     from tuner.tracking_links import server_url, study_url, target_to_show

@@ -1,7 +1,7 @@
 """One trial again, outside its study: the file, the command, and whether the losses are the same.
 
-A trial of the built-in loop is one fine-tune without Ray, from a file with the keys of `train`. A trial of a loop of
-the user's own is a study with a single configuration.
+A trial of the built-in loop is one fine-tune without Ray, from a file with the keys of `train`. A trial of another
+loop (the user's own, or transformers' Trainer) is a study with a single configuration.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tuner.study import Study
 
 METRICS = "metrics.jsonl"
+# What `python -m trainables` runs, and how it is told.
+FINE_TUNES: dict[str, tuple[str, ...]] = {"ddp": (), "fsdp": ("--parallel", "fsdp")}
 
 
 @dataclass(frozen=True)
@@ -79,21 +81,20 @@ def reproduction(study: Study, record: TrialRecord, folder: Path) -> Reproductio
         record: The trial.
         folder: Where to keep what it takes.
     """
-    return (_as_study if study.spec.is_custom else _as_fine_tune)(study, record, folder)
+    return (_as_fine_tune if study.spec.trainable in FINE_TUNES else _as_study)(study, record, folder)
 
 
 def _as_fine_tune(study: Study, record: TrialRecord, folder: Path) -> Reproduction:
     spec, file = study.spec, folder / "train.yaml"
     config = spec.train_config(record.params)
-    # One that was stopped early is only compared as far as it got.
-    end = record.step if record.state == "PRUNED" else spec.max_t
-    until = ["--until", str(end)] if 0 < end < config.max_steps else []
+    end = _end(study, record)
+    until = ["--until", str(end)] if end < config.max_steps else []
     arguments = ["-m", "trainables", str(file), "--cache-dir", str(study.dir / "data"), *until]
     return Reproduction(
         folder=folder,
         file=file,
         text=_heading(study, record) + to_yaml(config.model_dump(mode="json")),
-        arguments=(*arguments, "--metrics", str(folder / METRICS)),
+        arguments=(*arguments, *FINE_TUNES[spec.trainable], "--metrics", str(folder / METRICS)),
         num_workers=spec.scaling.num_workers,
         num_threads=_num_threads(study),
     )
@@ -115,10 +116,16 @@ def _single_trial(study: Study, record: TrialRecord) -> dict[str, Any]:
     """The study with one configuration: that of the trial."""
     data = study.spec.model_dump(mode="json", exclude_none=True)
     data["study"] = _name(study, record)
+    data["train"] = study.spec.train_values(record.params)
     data["search_space"] = {name: {"type": "categorical", "choices": [v]} for name, v in record.params.items()}
     data["search"] = {"num_trials": 1, "seed": study.spec.search.seed}
-    data["scheduler"] = {"type": "none", "max_t": record.step if record.state == "PRUNED" else study.spec.max_t}
+    data["scheduler"] = {"type": "none", "max_t": _end(study, record)}
     return data
+
+
+def _end(study: Study, record: TrialRecord) -> int:
+    # One that was stopped early is only compared as far as it got.
+    return record.step if record.state == "PRUNED" and record.step else study.spec.max_t
 
 
 def _name(study: Study, record: TrialRecord) -> str:
