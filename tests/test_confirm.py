@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,13 @@ def test_best_and_the_report_show_what_was_confirmed(demo_study: Study, tune: Tu
     assert "within that noise" in page or "beyond that noise" in page
     assert outcomes.confirmed_rows(found)[0][:2] == ["trial 0 (default)", "3.0120"]
     assert tune("list").stdout.count("demo") == 1
+
+
+def test_a_confirmation_with_nothing_left_to_run_is_only_shown(demo_study: Study, tune: Tune) -> None:
+    confirmed(demo_study)
+    done = tune("confirm", "demo", "--top", "1", "--seeds", "2", "--format", "json", interpreter="-X importtime")
+    assert (done.returncode, json.loads(done.stdout)["winner"]) == (0, 0)
+    assert "ray" not in {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
 
 
 @pytest.mark.slow

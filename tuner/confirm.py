@@ -38,26 +38,37 @@ def confirm(study: Study, *, top: int, seeds: int, observer: Observer | None = N
     Raises:
         InputError: Nothing can be confirmed, or the training loop takes no seed.
     """
-    from tuner import search
-    from tuner.study import Study as _Study
-
     if study.is_running:
         raise InputError(f"study {study.dir.name!r} is running", "Confirm it when it has ended, or: tune stop first.")
     is_new = not (study.dir / FOLDER / SPEC).exists()
     earlier = () if is_new else read_spec(study.dir / FOLDER).search.initial
     spec = confirm_spec(study, points(study, top, seeds, earlier))
-    if is_new:
-        done = search.run(spec, source_text=_source(spec), root=study.dir, observer=observer)
-    else:
-        opened = _Study.open(study.dir, FOLDER, writable=True)
-        try:
-            opened.replace_spec(spec)
-        finally:
-            opened.close()
-        done = search.resume(FOLDER, root=study.dir, observer=observer)
+    state = _start(study, spec, observer) if is_new else _go_on(study, spec, observer)
     found = read_confirmation(study)
     assert found is not None, "it has just been written"
-    return found, done.state_at_rest()
+    return found, state
+
+
+def _start(study: Study, spec: StudySpec, observer: Observer | None) -> str:
+    from tuner import search
+
+    return search.run(spec, source_text=_source(spec), root=study.dir, observer=observer).state_at_rest()
+
+
+def _go_on(study: Study, spec: StudySpec, observer: Observer | None) -> str:
+    from tuner.study import Study as _Study
+
+    opened = _Study.open(study.dir, FOLDER, writable=True)
+    try:
+        opened.replace_spec(spec)
+        ended = [record for record in opened.trials() if record.state != "RUNNING"]
+    finally:
+        opened.close()
+    if len(ended) == spec.search.num_trials:
+        return "finished"
+    from tuner import search
+
+    return search.resume(FOLDER, root=study.dir, observer=observer).state_at_rest()
 
 
 def points(study: Study, top: int, seeds: int, earlier: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
