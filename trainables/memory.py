@@ -130,6 +130,9 @@ def estimate(
     share = world_size if is_sharded else 1
     tokens = tokens or tokens_per_pass(config, world_size, device)
     weights = all_weights * FLOAT_BYTES // share + _working_copies(config, architecture, is_sharded)
+    if config.lora is not None and config.precision == "bf16" and not is_sharded:
+        # The layers are kept in bfloat16 alone.
+        weights -= architecture.layers * architecture.layer_parameters * FLOAT_BYTES
     gradients = trained * FLOAT_BYTES // share
     optimizer = round(trained * _optimizer_bytes(config)) // share
     activations, head = _activations(config, architecture, tokens), _head(config, architecture, tokens, device)
