@@ -63,7 +63,7 @@ def test_a_log_is_printed_as_it_is(tune: Tune, demo_study: Study) -> None:
     [
         (7, 0, "study 'demo' has no trial 7\nTrials there: 0 to 3."),
         (2, 1, "trial 2 has no log of rank 1\nRanks with one: 0."),
-        (1, 0, "trial 1 has no log\nSee how it stands: tune show demo 1"),
+        (1, 0, "trial 1 has no log\nSee how it stands: tune show demo --root {root} 1"),
     ],
 )
 @pytest.mark.parametrize("follow", [False, True])
@@ -73,7 +73,7 @@ def test_a_trial_or_rank_that_is_not_there_is_refused_with_those_that_are(
     demo_study.write_log(2, "step=3")
     with pytest.raises(InputError) as caught:
         find_log(demo_study, trial_of(demo_study, trial).number, rank, may_come=follow)
-    assert str(caught.value) == named
+    assert str(caught.value) == named.format(root=demo_study.dir.parent)
 
 
 def test_following_a_log_ends_with_the_trial_and_misses_nothing(tmp_path: Path) -> None:
