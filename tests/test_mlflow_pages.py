@@ -106,8 +106,9 @@ def ui(study: Study) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
         runs = process.stdout.readline().strip()
         yield process, runs, process.stderr.readline().removeprefix("charts: ").strip()
     finally:
-        process.kill()
-        process.wait()
+        # Killed, it could not take its server along.
+        process.terminate()
+        process.wait(60)
 
 
 @pytest.mark.slow
