@@ -48,7 +48,5 @@ def test_no_placeholder_is_left() -> None:
 
 
 def test_files_that_the_readme_names_exist() -> None:
-    assert all(
-        Path(REPOSITORY, "search_spaces", name).exists()
-        for name in ("quickstart.yaml", "qwen_lr.yaml", "qwen_lora.yaml", "own_loop.py", "own_loop.yaml")
-    )
+    studies = ("quickstart.yaml", "qwen_lr.yaml", "qwen_lora.yaml", "llama_fsdp.yaml", "own_loop.yaml")
+    assert all(Path(REPOSITORY, "search_spaces", name).exists() for name in (*studies, "own_loop.py"))

@@ -1,4 +1,4 @@
-"""The studies in search_spaces/ for real: the quickstart as it is, the 3B study on a tiny model and own data."""
+"""The studies in search_spaces/ for real: the quickstart as it is, the others on a tiny model and own data."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.conftest import REPOSITORY, Tune
-from tests.tiny import MODEL, WORDS
-from trainables.tokenizer import byte_level_tokenizer
+from tests.tiny import CPU, MODEL, WORDS
+from trainables.batches import split_batch
+from trainables.checkpoint import TrainState, load_checkpoint
+from trainables.config import TrainConfig
+from trainables.model import build_model
+from trainables.optim import make_optimizer
+from trainables.tokenizer import byte_level_tokenizer, load_tokenizer
 from tuner import search
 from tuner.observer import Observer
 from tuner.spec import load_spec
@@ -46,8 +52,8 @@ def write_instructions(path: Path, num: int = 200) -> Path:
     return path
 
 
-def on_a_tiny_model(folder: Path) -> dict[str, object]:
-    """What to set for a study of Qwen2.5-3B to run anywhere in seconds."""
+def on_a_tiny_model(folder: Path, max_steps: int = 27, num_trials: int = 6) -> dict[str, object]:
+    """What to set for a study to run anywhere in seconds."""
     return {
         "train.model": write_model(folder / "model"),
         "train.dataset.path": write_instructions(folder / "instructions.jsonl"),
@@ -55,14 +61,14 @@ def on_a_tiny_model(folder: Path) -> dict[str, object]:
         "train.dataset.eval_split": "null",
         "train.max_length": 128,
         "train.batch_size": 4,
-        "train.max_steps": 27,
+        "train.max_steps": max_steps,
         "train.eval_every": 3,
         "checkpoint.every": 3,
-        "scheduler.max_t": 27,
+        "scheduler.max_t": max_steps,
         "scheduler.grace_period": 3,
         "scheduler.reduction_factor": 3,
         "scaling.gpus_per_worker": 0,
-        "search.num_trials": 6,
+        "search.num_trials": num_trials,
     }
 
 
@@ -96,6 +102,48 @@ def mlflow_states(study: Study) -> dict[str, str]:
     pairs = {(trial.state, runs[trial.mlflow_run_id or ""].info.status) for trial in study.trials()}
     assert len(pairs) == len(dict(pairs))
     return dict(pairs)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_the_8b_study_in_shards_runs_on_a_tiny_model_and_own_data_with_nothing_but_set(tmp_path: Path) -> None:
+    file = REPOSITORY / "search_spaces" / "llama_fsdp.yaml"
+    settings = on_a_tiny_model(tmp_path, max_steps=9, num_trials=4) | {
+        "scaling.num_workers": 2,
+        "train.micro_batch_size": 1,
+        "mlflow.enabled": "false",
+    }
+    spec = load_spec(file, [f"{key}={value}" for key, value in settings.items()])
+    study = search.run(spec, source_text=file.read_text(), root=tmp_path / "studies")
+    trials = study.trials()
+    assert len(trials) == 4
+    assert {trial.state for trial in trials} <= {"COMPLETE", "PRUNED"}
+    best = study.best()[0]
+    assert best.state == "COMPLETE"
+    state = initial_state(spec.train_config(best.params))
+    load_checkpoint(state, Path(best.checkpoint or ""), CPU)
+    assert (state.step, state.metrics["eval_loss"]) == (9, best.value)
+
+
+def initial_state(config: TrainConfig) -> TrainState:
+    model = build_model(config, load_tokenizer(config), CPU.device)
+    return TrainState(model, make_optimizer(model, config))
+
+
+def test_the_8b_study_plans_without_gpu_network_and_token(tmp_path: Path, tune: Tune) -> None:
+    file = REPOSITORY / "search_spaces" / "llama_fsdp.yaml"
+    done = tune("run", file, "--dry-run", HF_HUB_OFFLINE="0", HF_ENDPOINT="http://127.0.0.1:9", HF_TOKEN="")
+    assert done.returncode == 0, done.stderr
+    assert "16 with 1 CPU and 1 GPU each" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_8b_study_accumulates_over_two_passes() -> None:
+    spec = load_spec(REPOSITORY / "search_spaces" / "llama_fsdp.yaml")
+    config, num_workers = spec.train_config(spec.default_params()), spec.scaling.num_workers
+    lengths = np.full(config.batch_size, config.max_length)
+    [first, *others] = split_batch(np.arange(config.batch_size), lengths, num_workers, config.micro_batch_size or 0)
+    assert len(others) == 15
+    assert [len(group) for group in first] == [4, 4]
 
 
 @pytest.mark.slow

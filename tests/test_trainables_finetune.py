@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.tiny import CPU, MODEL, run_ranks, tiny_config, train, weights_of, without_speed, write_texts
 from trainables.checkpoint import save_checkpoint
 from trainables.config import TrainConfig
 from trainables.data import prepare
 from trainables.errors import Diverged
-from trainables.finetune import Warm, Worker, finetune
-from trainables.model import build_model
+from trainables.finetune import Warm, Worker, finetune, make_train_batch, train_step
+from trainables.model import attention_kernel, build_model
+from trainables.optim import make_optimizer
 from trainables.tokenizer import byte_level_tokenizer
 
 DROPOUT = MODEL | {"attention_dropout": 0.1}
@@ -250,12 +252,44 @@ def test_clipping_bounds_the_step_and_reports_the_norm_before_it(config: TrainCo
         {"attention": "sdpa"},
         {"packing": False},
         {"packing": True, "attention": "eager", "micro_batch_size": 3},
+        pytest.param({"compile": True}, marks=pytest.mark.slow),
     ],
 )
 def test_speed_settings_leave_the_losses_alone(config: TrainConfig, folder: Path, params: dict[str, Any]) -> None:
     plain, other = train(config, folder), train(config.with_params(params), folder)
     for one, two in zip(plain, other, strict=True):
         assert two.metrics["eval_loss"] == pytest.approx(one.metrics["eval_loss"], rel=1e-4)
+
+
+class Reads(TorchDispatchMode):
+    """Notes when a number is read from a tensor: on a GPU, that waits for all that was asked of it before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ == "_local_scalar_dense":
+            self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_step_reads_nothing_back(config: TrainConfig, folder: Path, optimizer: str) -> None:
+    config, warm = config.with_params({"optimizer": optimizer, "micro_batch_size": 3, "precision": "bf16"}), Warm()
+    model, data = warm.model(config, CPU), warm.data(config, "train", folder)
+    made = make_optimizer(model, config)
+    for step in (0, 1):
+        batch = make_train_batch(data, step, config, CPU, micro_batch_size=3)
+        with Reads() as reads:
+            train_step(model, made, batch, config, CPU)
+        assert reads.names == []
+
+
+def test_attention_without_a_gpu_is_what_transformers_takes(config: TrainConfig) -> None:
+    device = torch.device("cpu")
+    assert attention_kernel(config.with_params({"precision": "bf16"}), device) is None
+    assert attention_kernel(config.with_params({"attention": "eager"}), device) == "eager"
 
 
 def test_bf16_keeps_float32_weights(config: TrainConfig, folder: Path) -> None:

@@ -107,7 +107,7 @@ def numbers(line: str) -> dict[str, float]:
 
 
 @pytest.mark.timeout(120)
-def test_two_ranks_killed_and_resumed_end_where_one_process_does(tmp_path: Path) -> None:
+def test_two_ranks_killed_and_resumed_in_shards_end_where_one_process_does(tmp_path: Path) -> None:
     file = write_config(tmp_path, max_steps=20, eval_every=5)
     arguments = command(file, "--checkpoint-dir", "checkpoints", "--cache-dir", "cache", program=TORCHRUN)
     options: dict[str, Any] = {
@@ -124,7 +124,7 @@ def test_two_ranks_killed_and_resumed_end_where_one_process_does(tmp_path: Path)
         for process in processes_of_session(killed.pid):
             os.kill(process, signal.SIGKILL)
     assert complete_checkpoints(tmp_path / "checkpoints")
-    resumed = subprocess.run([*arguments, "--resume"], timeout=60, check=True, **options)
+    resumed = subprocess.run([*arguments, "--resume", "--parallel", "fsdp"], timeout=60, check=True, **options)
     last = numbers(resumed.stdout.splitlines()[-1])
     uninterrupted = train(tiny_config(tmp_path / "texts.jsonl", max_steps=20, eval_every=5), tmp_path / "cache")[-1]
     for name in ("step", "tokens", "eval_loss", "learning_rate", "epoch"):

@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import start_processes
 
 from trainables.config import TrainConfig
 from trainables.finetune import Report, Warm, Worker, finetune
+from trainables.parallel import Parallelism
 
 MODEL = {
     "model_type": "qwen2",
@@ -56,9 +58,15 @@ def tiny_config(data: Path, **settings: Any) -> TrainConfig:
     return TrainConfig.model_validate(values | settings)
 
 
-def train(config: TrainConfig, cache_dir: Path, warm: Warm | None = None, worker: Worker = CPU) -> list[Report]:
+def train(
+    config: TrainConfig,
+    cache_dir: Path,
+    warm: Warm | None = None,
+    worker: Worker = CPU,
+    parallel: Parallelism = "ddp",
+) -> list[Report]:
     """Runs a fine-tune to its end."""
-    return list(finetune(config, worker, cache_dir=cache_dir, warm=warm))
+    return list(finetune(config, worker, cache_dir=cache_dir, parallel=parallel, warm=warm))
 
 
 def processes() -> multiprocessing.context.ForkServerContext:
@@ -95,8 +103,9 @@ def _run_rank(rank: int, function: Callable[[Worker, Path], Any], world_size: in
 
 
 def weights_of(report: Report) -> dict[str, torch.Tensor]:
-    """A copy of a report's weights."""
-    return {name: tensor.detach().clone() for name, tensor in report.state.model.state_dict().items()}
+    """A copy of a report's weights, whole where a rank has a part of them."""
+    weights = report.state.model.state_dict().items()
+    return {name: (w.full_tensor() if isinstance(w, DTensor) else w).detach().clone() for name, w in weights}
 
 
 def without_speed(reports: list[Report]) -> list[tuple[dict[str, float], tuple[dict[str, float], ...]]]:

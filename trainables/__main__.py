@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from trainables.checkpoint_dir import clean, newest_complete, step_dir
 from trainables.config import TrainConfig
 from trainables.errors import CheckpointError, Diverged, OutOfMemory
+from trainables.hub import check_access
 from trainables.progress import heard_by
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 EPILOG = """examples:
   python -m trainables train.yaml
   torchrun --nproc-per-node 8 -m trainables train.yaml --checkpoint-dir checkpoints --checkpoint-every 100
-  torchrun --nproc-per-node 8 -m trainables train.yaml --checkpoint-dir checkpoints --resume"""
+  torchrun --nproc-per-node 8 -m trainables train.yaml --checkpoint-dir checkpoints --resume
+  torchrun --nproc-per-node 8 -m trainables train.yaml --parallel fsdp"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,6 +54,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", type=Path, help="YAML file with the keys of a study's train section")
+    parser.add_argument(
+        "--parallel",
+        choices=("ddp", "fsdp"),
+        default="ddp",
+        help="every process holds the model (ddp), or a part of it (fsdp); default: ddp",
+    )
     parser.add_argument("--checkpoint-dir", type=Path, help="where checkpoints go; none are made without it")
     parser.add_argument(
         "--checkpoint-every", type=int, metavar="STEPS", help="save at reports whose step this divides; default: all"
@@ -93,18 +101,24 @@ def train(config: TrainConfig, options: argparse.Namespace) -> None:
         raise ValueError(f"--checkpoint-every must be at least 1, got {options.checkpoint_every}")
     if config.callbacks:
         raise ValueError("callbacks are for studies with trainable: huggingface; remove them")
+    check_access((config.model, config.tokenizer))
+    with joined_worker() as worker, heard_by(_show_progress):
+        _train(config, options, worker)
+
+
+def _train(config: TrainConfig, options: argparse.Namespace, worker: Worker) -> None:
     from trainables.finetune import finetune
 
-    with joined_worker() as worker, heard_by(_show_progress):
-        resume_from = _resume_from(options, worker)
-        for report in finetune(config, worker, cache_dir=options.cache_dir, resume_from=resume_from):
-            if worker.rank == 0:
-                _show_progress("")
-                print(format_report(report), flush=True)
-                _keep_metrics(report, options.metrics)
-            _checkpoint(report, options, worker)
-            if options.until is not None and report.step >= options.until:
-                break
+    resume_from = _resume_from(options, worker)
+    kind, cache_dir = options.parallel, options.cache_dir
+    for report in finetune(config, worker, cache_dir=cache_dir, parallel=kind, resume_from=resume_from):
+        if worker.rank == 0:
+            _show_progress("")
+            print(format_report(report), flush=True)
+            _keep_metrics(report, options.metrics)
+        _checkpoint(report, options, worker)
+        if options.until is not None and report.step >= options.until:
+            break
 
 
 def _show_progress(line: str) -> None:
@@ -154,7 +168,7 @@ def joined_worker() -> Iterator[Worker]:
     import torch
     import torch.distributed as dist
 
-    from trainables.parallel import Worker
+    from trainables.parallel import Worker, leave_group
 
     rank, world_size, local_rank = (
         int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
@@ -163,12 +177,13 @@ def joined_worker() -> Iterator[Worker]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if world_size > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        # Tensors on a GPU travel by NCCL, everything else by gloo.
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
         yield Worker(rank, world_size, device, local_rank)
     finally:
         if world_size > 1:
-            dist.destroy_process_group()
+            leave_group()
 
 
 def _fail(message: str, exit_code: int) -> int:

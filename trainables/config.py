@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator, model_validator
@@ -64,6 +64,19 @@ class LoraConfig(_Section):
         return [name.strip() for name in self.target_modules.split(",") if name.strip()]
 
 
+class FsdpConfig(_Section):
+    """How weights, gradients and optimizer are divided among the workers; only for `trainable: fsdp`."""
+
+    reshard_after_forward: Bool = True
+    """Let go of a layer's gathered weights after its forward pass and gather them again for the backward pass. false:
+    keep them until then, which saves communication and costs memory."""
+    reduce_every_pass: Bool = False
+    """Where gradients accumulate: sum them over the workers after every forward pass, so that no worker ever holds
+    those of the whole model. false: once an optimizer step."""
+    cpu_offload: Bool = False
+    """Keep weights, gradients and optimizer in host memory, and update them there."""
+
+
 class TrainConfig(_Section):
     """One fine-tune. Searched parameters are these keys, dotted for nested ones (`dataset.limit`)."""
 
@@ -123,13 +136,16 @@ class TrainConfig(_Section):
     """Clip the gradient to this global L2 norm; 0: do not clip."""
 
     precision: Literal["bf16", "fp32"] = "bf16"
-    """bf16: matrix products in bfloat16 (autocast), weights and optimizer in float32."""
+    """bf16: compute in bfloat16 (ddp: matrix products, by autocast; fsdp: all of a layer); weights, optimizer and sums
+    of gradients in float32."""
     gradient_checkpointing: Literal["none", "selective", "full"] = "none"
     """Recompute activations in the backward pass to save memory: of every layer (full), of every second (selective)."""
     compile: Bool = False
-    """Compile the model with torch.compile."""
+    """Compile each layer with torch.compile."""
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] = "auto"
-    """Attention kernel; auto: what transformers takes for the model."""
+    """Attention kernel; auto: FlashAttention where it is installed, on a GPU with precision bf16, else sdpa."""
+    fsdp: FsdpConfig | None = None
+    """How the model is divided among the workers, for `trainable: fsdp` alone; null: the defaults."""
     lora: LoraConfig | None = None
     """Low-rank adapters beside frozen weights; `{}` takes their defaults. Null: all weights are trained."""
     callbacks: tuple[Name, ...] = ()
@@ -169,6 +185,28 @@ class TrainConfig(_Section):
         for key, value in params.items():
             set_dotted(values, key, value)
         return type(self).model_validate(values)
+
+
+def parallel_faults(config: TrainConfig, parallel: str, num_workers: int) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Settings that do not go with how a model is spread over the workers.
+
+    Args:
+        config: Every setting.
+        parallel: `fsdp` divides the model among the workers; with anything else each of them holds it.
+        num_workers: One worker alone holds the model in any case.
+
+    Yields:
+        (path of the key, the rule and what to change).
+    """
+    is_divided = parallel == "fsdp" and num_workers > 1
+    if parallel != "fsdp" and config.fsdp is not None:
+        yield ("fsdp",), f"is for fsdp, got {parallel}, with which every worker holds the whole model; remove it"
+    if parallel == "fsdp" and not is_divided and config.fsdp is not None and config.fsdp.cpu_offload:
+        yield ("fsdp", "cpu_offload"), "needs at least 2 workers, got 1, which holds the whole model; remove it"
+    if is_divided and config.lora is not None:
+        yield ("lora",), "adapters cannot be divided among the workers of fsdp; use ddp"
+    if is_divided and config.optimizer == "adafactor":
+        yield ("optimizer",), "adafactor cannot be divided among the workers of fsdp; use adamw or sgd"
 
 
 def set_dotted(values: dict[str, Any], key: str, value: Any) -> None:

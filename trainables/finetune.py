@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,16 +23,25 @@ from torch import nn
 
 from trainables.batches import Batch, MicroBatch, make_batch, train_indices
 from trainables.checkpoint import TrainState, load_checkpoint, save_checkpoint
-from trainables.config import TrainConfig
+from trainables.config import TrainConfig, parallel_faults
 from trainables.data import TokenStore
 from trainables.divergence import DivergenceWatch
 from trainables.errors import Diverged, OutOfMemory
 from trainables.interval import History, Interval
 from trainables.micro_batch import MicroBatchSize, one_pass
-from trainables.model import max_positions, set_gradient_checkpointing
+from trainables.model import max_positions, set_gradient_checkpointing, without_packed_rows
 from trainables.optim import learning_rate_at, make_optimizer, set_learning_rate
 from trainables.packing import set_packing
-from trainables.parallel import Worker, accumulating, clip_gradients, ddp, sum_over_ranks
+from trainables.parallel import (
+    Parallelism,
+    Worker,
+    accumulating,
+    clip_gradients,
+    ddp,
+    is_sharded,
+    reshard,
+    sum_over_ranks,
+)
 from trainables.warm import Warm
 
 __all__ = ["Report", "TrainState", "Warm", "Worker", "finetune", "load_checkpoint", "save_checkpoint"]
@@ -65,7 +75,13 @@ class Report:
 
 
 def finetune(
-    config: TrainConfig, worker: Worker, *, cache_dir: Path, resume_from: Path | None = None, warm: Warm | None = None
+    config: TrainConfig,
+    worker: Worker,
+    *,
+    cache_dir: Path,
+    parallel: Parallelism = "ddp",
+    resume_from: Path | None = None,
+    warm: Warm | None = None,
 ) -> Generator[Report, None, None]:
     """Fine-tunes a model; yields a report every eval_every steps and after the last one, on every rank alike.
 
@@ -73,6 +89,7 @@ def finetune(
         config: Every hyperparameter and setting.
         worker: This process; above one rank the caller has initialised torch.distributed.
         cache_dir: Where tokenised data is kept.
+        parallel: Whether every rank holds the model, or a part of it.
         resume_from: A checkpoint to go on from.
         warm: What earlier trials of this process left; the results are the same without.
 
@@ -82,13 +99,15 @@ def finetune(
         OutOfMemory: Not one example fits into memory, or, with several ranks, fewer have to be tried in a new attempt.
         CheckpointError: `resume_from` cannot be read.
     """
+    for key, fault in parallel_faults(config, parallel, worker.world_size):
+        raise ValueError(f"{'.'.join(key)}: {fault}")
     warm = warm or Warm(keep_weights=False)
-    model = warm.model(config, worker.device)
+    model = warm.model(config, worker, parallel)
     set_gradient_checkpointing(model, config.gradient_checkpointing)
     is_packed = set_packing(model, config, worker)
     model.train()
     torch.manual_seed(rank_seed(config.seed, worker.rank))
-    parallel_model = ddp(model, worker)
+    parallel_model = model if is_sharded(model) else ddp(model, worker)
     optimizer = make_optimizer(model, config)
     train_data, eval_data = warm.data(config, "train", cache_dir), warm.data(config, "eval", cache_dir)
     check_data(train_data, eval_data, model, config)
@@ -104,28 +123,24 @@ def finetune(
     micro_batch_size = MicroBatchSize(config, worker, cache_dir, tokens_per_example)
     eval_batch = make_eval_batch(eval_data, config, worker, micro_batch_size.examples, is_packed)
     watch, interval = DivergenceWatch(worker.device), Interval()
+    next_batch = make_train_batch(train_data, state.step, config, worker, micro_batch_size.examples, is_packed)
     try:
         while state.step < config.max_steps:
-            indices = train_indices(config.seed, state.step, config.batch_size, len(train_data))
-            batch = make_batch(
-                train_data,
-                indices,
-                worker.rank,
-                worker.world_size,
-                micro_batch_size.examples,
-                worker.device,
-                is_packed=is_packed,
-            )
+            batch = next_batch
             learning_rate = learning_rate_at(state.step, config)
             set_learning_rate(optimizer, learning_rate)
             try:
                 loss_sum, grad_norm = train_step(parallel_model, optimizer, batch, config, worker)
             except OutOfMemory as error:
                 micro_batch_size.shrink(error, batch)
+                size = micro_batch_size.examples
+                next_batch = make_train_batch(train_data, state.step, config, worker, size, is_packed)
                 continue
 
             state.step += 1
             state.tokens += batch.num_tokens
+            # While an accelerator is busy with this step: nothing above has waited for it.
+            next_batch = make_train_batch(train_data, state.step, config, worker, micro_batch_size.examples, is_packed)
             interval.add(batch, loss_sum, grad_norm, learning_rate)
             watch.push(state.step, grad_norm)
 
@@ -162,7 +177,8 @@ def train_step(
     # The mean over the target tokens of the whole batch; the factor undoes the mean over ranks that DDP takes.
     scale = worker.world_size / batch.num_targets
     for number, micro_batch in enumerate(batch.micro_batches, start=1):
-        with accumulating(model, is_last=number == len(batch.micro_batches)), one_pass(micro_batch):
+        is_last = number == len(batch.micro_batches)
+        with accumulating(model, config, is_last=is_last), one_pass(micro_batch):
             loss = token_loss_sum(model, micro_batch, config)
             (loss * scale).backward()  # type: ignore[no-untyped-call]
         loss_sum += loss.detach()
@@ -178,7 +194,8 @@ def token_loss_sum(model: nn.Module, micro_batch: MicroBatch, config: TrainConfi
     token sees it.
     """
     device_type = micro_batch.tokens_BT.device.type
-    with torch.autocast(device_type, dtype=torch.bfloat16, enabled=config.precision == "bf16"):
+    autocast = torch.autocast(device_type, dtype=torch.bfloat16, enabled=config.precision == "bf16")
+    with autocast, without_packed_rows() if micro_batch.packed is None else nullcontext():
         loss: torch.Tensor = model(**micro_batch.inputs)
     return loss
 
@@ -191,8 +208,23 @@ def evaluate(model: nn.Module, batch: Batch, config: TrainConfig, worker: Worker
     for micro_batch in batch.micro_batches:
         with one_pass(micro_batch):
             loss_sum += token_loss_sum(model, micro_batch, config)
+    reshard(model)
     model.train()
     return float(sum_over_ranks(loss_sum, worker)) / batch.num_targets
+
+
+def make_train_batch(
+    train_data: TokenStore,
+    step: int,
+    config: TrainConfig,
+    worker: Worker,
+    micro_batch_size: int,
+    is_packed: bool = False,
+) -> Batch:
+    """This rank's part of the batch after `step` optimizer steps."""
+    indices = train_indices(config.seed, step, config.batch_size, len(train_data))
+    rank, world_size = worker.rank, worker.world_size
+    return make_batch(train_data, indices, rank, world_size, micro_batch_size, worker.device, is_packed=is_packed)
 
 
 def evaluate_or_shrink(

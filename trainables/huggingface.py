@@ -56,7 +56,7 @@ def huggingface(
         CheckpointError: `resume_from` cannot be read.
     """
     warm = warm or Warm(keep_weights=False)
-    model = warm.model(config, worker.device)
+    model = warm.model(config, worker)
     set_gradient_checkpointing(model, config.gradient_checkpointing)
     is_packed = set_packing(model, config, worker)
     optimizer = make_optimizer(model, config)

@@ -25,7 +25,7 @@ from torch import nn
 
 from trainables.config import TrainConfig
 from trainables.errors import is_out_of_memory
-from trainables.parallel import Worker, least_over_ranks
+from trainables.parallel import Worker, least_over_ranks, reshard
 
 IMPLEMENTATION = "packed_sdpa"
 # Examples of a group are at least this long, as a share of its longest: less costs padding, more costs calls.
@@ -265,6 +265,7 @@ def _try_packing(model: Any, is_bf16: bool) -> str:
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     finally:
         model.train(was_training)
+        reshard(model)
     scale = alone.abs().max()
     if (after - after_other).abs().max() > (1e-3 if is_bf16 else 1e-5) * scale:
         return "its tokens see those of other examples in their row"

@@ -13,7 +13,9 @@ from torch import nn
 from trainables.config import TrainConfig
 from trainables.data import Role, TokenStore, prepare
 from trainables.lora import add_adapters, halve_frozen_layers, remove_adapters
-from trainables.model import build_model
+from trainables.model import attention_kernel, build_model
+from trainables.parallel import Parallelism, Worker, reshard, shard_of, transformer_layers
+from trainables.sharded import build_sharded
 from trainables.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -56,26 +58,32 @@ class Warm:
             self._data[role] = (key, prepare(config, role, cache_dir, lambda: self.tokenizer(config)))
         return self._data[role][1]
 
-    def model(self, config: TrainConfig, device: torch.device) -> nn.Module:
-        """The model of a config with its initial weights and no gradients."""
-        names = (config.model, config.tokenizer, config.trust_remote_code, config.attention)
-        key = (*names, config.compile, str(device), _are_layers_halved(config))
+    def model(self, config: TrainConfig, worker: Worker, parallel: Parallelism = "ddp") -> nn.Module:
+        """The model of a config, with fsdp a rank's part of it, with its initial weights and no gradients."""
+        is_divided = parallel == "fsdp" and worker.world_size > 1
+        key = _model_key(config, worker, is_divided)
         if self._model is not None and self._model[0] == key:
             self._restore(self._model[1])
             return self._prepared(self._model[1], config)
         # The old one goes first: two may not fit.
         self._model, self._pristine_weights = None, []
-        self._model = (key, self._build(config, device))
+        gc.collect()
+        self._model = (key, self._build(config, worker, is_divided))
         model = self._prepared(self._model[1], config)
         # The lazy imports of transformers and peft leave exceptions in cycles; their frames would keep this trial's
         # tensors alive.
         gc.collect()
         return model
 
-    def _build(self, config: TrainConfig, device: torch.device) -> nn.Module:
-        model = build_model(config, self.tokenizer(config), device)
+    def _build(self, config: TrainConfig, worker: Worker, is_divided: bool) -> nn.Module:
+        if is_divided:
+            model = build_sharded(config, self.tokenizer(config), worker)
+        else:
+            model = build_model(config, self.tokenizer(config), worker.device)
         if config.compile:
-            model.compile(dynamic=True)
+            # One by one: they are alike, so that one of them is compiled and all run it.
+            for layer in transformer_layers(model):
+                layer.compile(dynamic=True)
         if self._keep_weights:
             self._pristine_buffers = [_host_copy(buffer) for buffer in model.buffers()]
         return model
@@ -89,12 +97,13 @@ class Warm:
                 # Other adapters are other code to the compiler, which gives up after a few.
                 torch.compiler.reset()
         elif self._keep_weights and not self._pristine_weights:
-            self._pristine_weights = [_host_copy(weight) for weight in model.parameters()]
+            self._pristine_weights = [_host_copy(shard_of(weight)) for weight in model.parameters()]
         return model
 
     def _restore(self, model: nn.Module) -> None:
         assert self._keep_weights, "a Warm without pristine weights serves one trial"
         remove_adapters(model)
+        reshard(model)
         with torch.no_grad():
             _copy_back(model.buffers(), self._pristine_buffers)
             if self._pristine_weights:
@@ -109,7 +118,14 @@ def _are_layers_halved(config: TrainConfig) -> bool:
 
 def _copy_back(tensors: Iterable[torch.Tensor], pristine: list[torch.Tensor]) -> None:
     for tensor, copy in zip(tensors, pristine, strict=True):
-        tensor.copy_(copy, non_blocking=True)
+        shard_of(tensor).copy_(copy, non_blocking=True)
+
+
+def _model_key(config: TrainConfig, worker: Worker, is_divided: bool) -> tuple[Any, ...]:
+    kernel = attention_kernel(config, worker.device)
+    division = (config.precision, config.fsdp) if is_divided else None
+    names = (config.model, config.tokenizer, config.trust_remote_code)
+    return (*names, kernel, config.compile, str(worker.device), _are_layers_halved(config), division)
 
 
 def _host_copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from tuner.definitions import read_parameter
 from tuner.errors import Problem, SpecError
 from tuner.schema import Findings, check, tidy
 from tuner.search_space import SearchSpace
-from tuner.sections import SECTIONS, Checkpoint, Objective, Scheduler, Search, StudyFile
+from tuner.sections import AVAILABLE, SECTIONS, Checkpoint, Objective, Scaling, Scheduler, Search, StudyFile
 from tuner.wording import KeyPath, did_you_mean, dotted, kind_of
 from tuner.yaml_nodes import MAX_PROBLEMS
 from tuner.yaml_source import YamlSource
@@ -74,6 +74,10 @@ class _Loader:
         searched = self._searched(space)
         train = self._train(self._mapping(data, "train"))
         lengths = (None, None) if self._custom else self._lengths(train, searched, parts["scheduler"])
+        if not self._custom and isinstance(parts["scaling"], Scaling):
+            values = train_rules.whole_config(train, searched, max_t=None)
+            kind, num_workers = data.get("trainable", AVAILABLE[0]), parts["scaling"].num_workers
+            self._all(train_rules.parallel_faults(values, searched, kind, num_workers))
         self._all(rules.outside_faults(train, searched))
         if is_whole and isinstance(parts["search"], Search):
             parts["search"] = self._search(parts["search"], space)

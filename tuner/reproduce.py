@@ -89,7 +89,8 @@ def _as_fine_tune(study: Study, record: TrialRecord, folder: Path) -> Reproducti
     config = spec.train_config(record.params)
     end = _end(study, record)
     until = ["--until", str(end)] if end < config.max_steps else []
-    arguments = ["-m", "trainables", str(file), "--cache-dir", str(study.dir / "data"), *until]
+    kind = ["--parallel", spec.trainable] if spec.trainable == "fsdp" else []
+    arguments = ["-m", "trainables", str(file), *kind, "--cache-dir", str(study.dir / "data"), *until]
     return Reproduction(
         folder=folder,
         file=file,

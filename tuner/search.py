@@ -14,10 +14,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from trainables.hub import check_access
 from tuner import cluster
 from tuner.controller import StudyController
 from tuner.environment import note_environment
-from tuner.errors import ClusterError
+from tuner.errors import ClusterError, InputError
 from tuner.extension import extend_spec
 from tuner.observer import Observer
 from tuner.overview import overview
@@ -50,12 +51,14 @@ def run(
 
     Raises:
         StudyExistsError: There is a study of that name.
+        InputError: The hub does not give out the model.
         TrackingError: MLflow cannot be used as configured.
         ClusterError: The cluster cannot be reached, or can never hold one trial.
         StudyAbortedError: It was ended because it could not go well.
     """
     observer = observer or Observer()
     refuse_existing(spec.study, root)
+    _check_access(spec)
     _tracker(spec, root / spec.study, observer).check()
     _import_ahead()
     with cluster.handling_signals(_raise_interrupt), cluster.connected(address):
@@ -93,12 +96,22 @@ def resume(
     try:
         if overrides:
             study.replace_spec(extend_spec(study.spec, overrides))
+        _check_access(study.spec)
         _tracker(study.spec, study.dir, observer).check()
         _import_ahead()
         with cluster.handling_signals(_raise_interrupt), cluster.connected(address):
             return _search(study, _plan(study.spec), observer)
     finally:
         study.close()
+
+
+def _check_access(spec: StudySpec) -> None:
+    if spec.is_custom:
+        return
+    try:
+        check_access(value for key in ("model", "tokenizer") for value in spec.values_of(key))
+    except ValueError as error:
+        raise InputError(str(error)) from error
 
 
 def _import_ahead() -> None:

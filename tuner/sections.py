@@ -19,8 +19,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
-AVAILABLE = ("ddp", "huggingface")
-PLANNED = ("fsdp",)
+AVAILABLE = ("ddp", "fsdp", "huggingface")
 # Other things that stand beside the studies in their root.
 _RESERVED = frozenset({"mlflow.db", "mlruns", "mlartifacts"})
 _CUSTOM = re.compile(r"([^:\0]+\.py|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):[A-Za-z_]\w*")
@@ -41,8 +40,6 @@ def _safe_name(name: str) -> str:
 def _check_trainable(name: str) -> str:
     if name in AVAILABLE or _CUSTOM.fullmatch(name):
         return name
-    if name in PLANNED:
-        raise ValueError(f"{name} is not available yet; use {AVAILABLE[0]}")
     forms = "package.module:function or file.py:function"
     raise ValueError(
         f"must be {', '.join(AVAILABLE)}, or your own as {forms}; got {name!r}{did_you_mean(name, AVAILABLE)}"
@@ -151,8 +148,8 @@ class StudyFile(Section):
     study: Annotated[str, AfterValidator(_check_study)]
     """Name of the study and of its folder."""
     trainable: Annotated[str, AfterValidator(_check_trainable)] = "ddp"
-    """The training loop: ddp, huggingface (the same under transformers.Trainer), or your own as
-    `package.module:function` or `file.py:function`."""
+    """The training loop: ddp (every worker holds the model), fsdp (each holds a part of it), huggingface (as ddp, under
+    transformers.Trainer), or your own as `package.module:function` or `file.py:function`."""
     objective: Objective = Objective()
     """What is optimised."""
     train: dict[str, Any] = Field(default_factory=dict)

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, PlainSerializer
 
 from trainables.config import TrainConfig, set_dotted
 from tuner.loading import study_parts
+from tuner.parameters import Categorical
 from tuner.rules import constant
 from tuner.schema import default_of
 from tuner.search_space import SearchSpace
@@ -94,6 +95,13 @@ class StudySpec(StudyFile):
                 return None
             params[name] = parameter.canonical(value)
         return params
+
+    def values_of(self, key: str) -> list[Any]:
+        """All values that a key of `train` has in some trial, where they are a constant or choices."""
+        found, value = constant(self.train, key)
+        parameter = self.search_space.parameters.get(key)
+        choices = parameter.choices if isinstance(parameter, Categorical) else ()
+        return [*([value] if found else []), *choices]
 
     def warnings(self) -> list[str]:
         """What is legal but probably not meant, one sentence each."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from pydantic import ValidationError
 
+from trainables import config
 from trainables.config import TrainConfig, set_dotted
 from tuner.parameters import Float, Parameter
 from tuner.rules import NOT_SEARCHABLE, Fault, constant
@@ -64,6 +66,29 @@ def range_faults(values: dict[str, Any], space: SearchSpace) -> Iterator[Fault]:
                 failed = True
                 key, text = _whole_number(parameter, where, message)
                 yield ("search_space", name, *key), text
+
+
+def parallel_faults(values: dict[str, Any], space: SearchSpace, trainable: str, num_workers: int) -> Iterator[Fault]:
+    """Constants in `values`, bounds and choices that do not go with how the trainable spreads a model over workers."""
+    known = dict(_parallel_faults(values, trainable, num_workers))
+    yield from ((("train", *path), message) for path, message in known.items())
+    for name, parameter in space.parameters.items():
+        found = {}
+        for where, value in _bounds(parameter):
+            tried = copy.deepcopy(values)
+            _try_set(tried, name, value)
+            for path, message in _parallel_faults(tried, trainable, num_workers):
+                if path not in known and name.startswith(dotted(path)):
+                    found[where] = message
+        if found and len(found) == len(list(_bounds(parameter))):
+            # Not a value, the key itself.
+            found = {(): next(iter(found.values()))}
+        yield from ((("search_space", name, *where), message) for where, message in found.items())
+
+
+def _parallel_faults(values: dict[str, Any], trainable: str, num_workers: int) -> Iterator[Fault]:
+    with suppress(ValidationError):
+        yield from config.parallel_faults(TrainConfig.model_validate(values), trainable, num_workers)
 
 
 def length_and_reports(values: dict[str, Any]) -> tuple[int | None, int | None]:

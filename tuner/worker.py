@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,11 @@ def _huggingface(*arguments: Any, **options: Any) -> Iterator[Report]:
     return huggingface(*arguments, **options)
 
 
-LOOPS: dict[str, Loop] = {"ddp": finetune, "huggingface": _huggingface}
+LOOPS: dict[str, Loop] = {
+    "ddp": partial(finetune, parallel="ddp"),
+    "fsdp": partial(finetune, parallel="fsdp"),
+    "huggingface": _huggingface,
+}
 
 # A slot may wait long for its next trial; the other ranks wait in a broadcast meanwhile.
 IDLE = dt.timedelta(days=365)

@@ -31,7 +31,7 @@ class SlotSettings:
     """What a slot needs to know, the same for all its trials.
 
     Attributes:
-        trainable: "ddp", or the place of a plain Ray Train function, `package.module:function`.
+        trainable: "ddp", "fsdp", or the place of a plain Ray Train function, `package.module:function`.
         num_workers: Ray Train workers a trial.
         gpus_per_worker: GPUs of each; 0 for none.
         cpus_per_worker: CPUs of each.
