@@ -104,6 +104,7 @@ def mlflow_states(study: Study) -> dict[str, str]:
     return dict(pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_the_8b_study_in_shards_runs_on_a_tiny_model_and_own_data_with_nothing_but_set(tmp_path: Path) -> None:
     file = REPOSITORY / "search_spaces" / "llama_fsdp.yaml"
