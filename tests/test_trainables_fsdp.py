@@ -33,10 +33,8 @@ HALFWAY, END = 3, 6
 EXACT = {"max_grad_norm": 0.0}
 SHORT = {"max_steps": 2, "eval_every": 2}
 OPTIONS: dict[str, dict[str, Any]] = {
-    "kept": {"fsdp": {"reshard_after_forward": False}},
-    "reduced every pass": {"fsdp": {"reduce_every_pass": True}, "micro_batch_size": 1},
-    "offloaded": {"fsdp": {"cpu_offload": True}, "micro_batch_size": 2},
-    "some recomputed": {"gradient_checkpointing": "selective"},
+    "kept, some recomputed": {"fsdp": {"reshard_after_forward": False}, "gradient_checkpointing": "selective"},
+    "offloaded, reduced every pass": {"fsdp": {"cpu_offload": True, "reduce_every_pass": True}, "micro_batch_size": 1},
 }
 
 
