@@ -181,6 +181,7 @@ def test_two_workers_a_trial_give_the_same_losses_as_one(tmp_path: Path, finishe
     assert one.trials()[0].reports == pytest.approx(two.trials()[0].reports, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_loop_under_transformers_trainer_gives_the_same_losses(
     tmp_path: Path, finished: tuple[Study, Recorder]
 ) -> None:

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.tiny import CPU, MODEL, run_ranks, tiny_config, train, weights_of, without_speed, write_texts
+from trainables.checkpoint import save_checkpoint
 from trainables.checkpoint_dir import step_dir
 from trainables.config import TrainConfig
 from trainables.errors import Diverged
@@ -70,6 +71,7 @@ def _on_two(worker: Worker, folder: Path) -> dict[str, Any]:
     result["cold"] = outcome(train(dropout_config(folder), cache, worker=worker, parallel="fsdp"))
     for name, params in OPTIONS.items():
         result[name] = outcome(train(config.with_params(SHORT | params), cache, worker=worker, parallel="fsdp"))
+    result["adapters"] = {kind: _with_adapters(config.with_params(EXACT), worker, folder, kind) for kind in KINDS}
     result["bf16"] = {kind: _in_bf16(config, worker, folder, kind) for kind in KINDS}
     result["warm"] = _warm(dropout_config(folder), worker, folder)
     return result
@@ -103,6 +105,15 @@ def _saved_halfway(
             saver.save(report.state, step_dir(folder / parallel, HALFWAY))
     saver.wait()
     return outcome(reports)
+
+
+def _with_adapters(config: TrainConfig, worker: Worker, folder: Path, parallel: Parallelism) -> list[Any]:
+    warm, cache = Warm(), folder / "cache"
+    params = {"micro_batch_size": 2, "lora.alpha": 8}
+    few, many = (config.with_params({**params, "lora.rank": rank}) for rank in (4, 8))
+    trials = [train(each, cache, warm, worker, parallel) for each in (few, many, few)]
+    save_checkpoint(trials[-1][-1].state, step_dir(folder / f"adapters of {parallel}", END), worker)
+    return [without_speed(reports) for reports in trials]
 
 
 def _in_bf16(config: TrainConfig, worker: Worker, folder: Path, parallel: Parallelism) -> dict[str, Any]:
@@ -247,3 +258,10 @@ def test_the_layers_of_a_model_are_found_from_the_model(settings: dict[str, Any]
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
     assert len(transformer_layers(model)) == num_layers
+
+
+def test_adapters_beside_shards_are_those_beside_a_whole_model_whatever_ran_before(on_two: list[Any]) -> None:
+    for result in on_two:
+        few, many, again = result["adapters"]["fsdp"]
+        assert [few, many, again] == result["adapters"]["ddp"]
+        assert few == again != many

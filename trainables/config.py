@@ -203,8 +203,6 @@ def parallel_faults(config: TrainConfig, parallel: str, num_workers: int) -> Ite
         yield ("fsdp",), f"is for fsdp, got {parallel}, with which every worker holds the whole model; remove it"
     if parallel == "fsdp" and not is_divided and config.fsdp is not None and config.fsdp.cpu_offload:
         yield ("fsdp", "cpu_offload"), "needs at least 2 workers, got 1, which holds the whole model; remove it"
-    if is_divided and config.lora is not None:
-        yield ("lora",), "adapters cannot be divided among the workers of fsdp; use ddp"
     if is_divided and config.optimizer == "adafactor":
         yield ("optimizer",), "adafactor cannot be divided among the workers of fsdp; use adamw or sgd"
 

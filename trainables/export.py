@@ -45,9 +45,10 @@ def export(
     if config.lora is not None and not merge and isinstance(config.model, dict):
         raise ValueError("adapters alone need a model that can be loaded by its name; this one is inline")
     tokenizer = load_tokenizer(config)
-    model: Any = build_model(config, tokenizer, torch.device("cpu"))
+    host = torch.device("cpu")
+    model: Any = build_model(config, tokenizer, host)
     if config.lora is not None:
-        add_adapters(model, config)
+        add_adapters(model, config, host)
     load_weights(model, checkpoint)
     try:
         tokenizer.save_pretrained(folder)

@@ -36,6 +36,7 @@ from trainables.parallel import (
     Parallelism,
     Worker,
     accumulating,
+    average_whole_gradients,
     clip_gradients,
     ddp,
     is_sharded,
@@ -182,6 +183,8 @@ def train_step(
             loss = token_loss_sum(model, micro_batch, config)
             (loss * scale).backward()  # type: ignore[no-untyped-call]
         loss_sum += loss.detach()
+    if is_sharded(model):
+        average_whole_gradients(model, worker)
     grad_norm = clip_gradients(model.parameters(), config.max_grad_norm)
     optimizer.step()
     return loss_sum, grad_norm

@@ -14,10 +14,11 @@ from trainables.config import LoraConfig, TrainConfig
 _ADAPTERS_SEED = 0
 
 
-def add_adapters(model: nn.Module, config: TrainConfig) -> None:
+def add_adapters(model: nn.Module, config: TrainConfig, device: torch.device) -> None:
     """Freezes a model's weights and puts adapters beside them, in place; the model must have none.
 
-    The initial adapters are the same on every rank and device and for every seed, and change no output.
+    The initial adapters are the same on every rank and device and for every seed, and change no output. Beside the
+    weights of a model in shards they are whole on every rank.
 
     Raises:
         ValueError: target_modules names a layer that is not there or cannot have an adapter.
@@ -30,14 +31,14 @@ def add_adapters(model: nn.Module, config: TrainConfig) -> None:
         inject_adapter_in_model(peft_config(config), model)
         torch.manual_seed(_ADAPTERS_SEED)
         for _, adapted in _adapted_layers(model):
-            _initialise(adapted.lora_A["default"], adapted.lora_B["default"])
+            _initialise(adapted.lora_A["default"], adapted.lora_B["default"], device)
 
 
-def _initialise(down: nn.Linear, up: nn.Linear) -> None:
+def _initialise(down: nn.Linear, up: nn.Linear, device: torch.device) -> None:
     # As peft does, but on the host for every device, and in float32 whatever the layer beside them has.
     initial = nn.init.kaiming_uniform_(torch.empty(down.weight.shape), a=math.sqrt(5))
-    down.to(torch.float32).weight.data.copy_(initial)
-    nn.init.zeros_(up.to(torch.float32).weight)
+    down.to(device, torch.float32).weight.data.copy_(initial)
+    nn.init.zeros_(up.to(device, torch.float32).weight)
 
 
 def remove_adapters(model: nn.Module) -> None:

@@ -126,15 +126,18 @@ def estimate(
         tokens: Of a forward pass; None: as many as config allows, every example as long as max_length.
     """
     trained = architecture.parameters if config.lora is None else architecture.lora_parameters(config.lora.rank)
-    all_weights = architecture.parameters + (0 if config.lora is None else trained)
+    adapters = 0 if config.lora is None else trained
     share = world_size if is_sharded else 1
+    # Adapters are whole on every worker.
+    share_of_trained = share if config.lora is None else 1
     tokens = tokens or tokens_per_pass(config, world_size, device)
-    weights = all_weights * FLOAT_BYTES // share + _working_copies(config, architecture, is_sharded)
+    weights = architecture.parameters * FLOAT_BYTES // share + adapters * FLOAT_BYTES
+    weights += _working_copies(config, architecture, is_sharded)
     if config.lora is not None and config.precision == "bf16" and not is_sharded:
         # The layers are kept in bfloat16 alone.
         weights -= architecture.layers * architecture.layer_parameters * FLOAT_BYTES
-    gradients = trained * FLOAT_BYTES // share
-    optimizer = round(trained * _optimizer_bytes(config)) // share
+    gradients = trained * FLOAT_BYTES // share_of_trained
+    optimizer = round(trained * _optimizer_bytes(config)) // share_of_trained
     activations, head = _activations(config, architecture, tokens), _head(config, architecture, tokens, device)
     holds_gradients = world_size > 1 or _accumulates(config, world_size, device)
     in_forward = activations + head + (gradients if holds_gradients else 0)

@@ -104,6 +104,19 @@ def accumulating(model: nn.Module, config: TrainConfig, *, is_last: bool) -> Abs
     return model.no_sync()
 
 
+def average_whole_gradients(model: nn.Module, worker: Worker) -> None:
+    """Averages over the ranks what FSDP does not know of: gradients of adapters, which every rank holds whole."""
+    parameters = [parameter for parameter in model.parameters() if not isinstance(parameter, DTensor)]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    parts = torch.split(flat / worker.world_size, [gradient.numel() for gradient in gradients])
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
     """Clips to a global L2 norm, in place.
 

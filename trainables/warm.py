@@ -14,7 +14,7 @@ from trainables.config import TrainConfig
 from trainables.data import Role, TokenStore, prepare
 from trainables.lora import add_adapters, halve_frozen_layers, remove_adapters
 from trainables.model import attention_kernel, build_model
-from trainables.parallel import Parallelism, Worker, reshard, shard_of, transformer_layers
+from trainables.parallel import Parallelism, Worker, is_sharded, reshard, shard_of, transformer_layers
 from trainables.sharded import build_sharded
 from trainables.tokenizer import load_tokenizer
 
@@ -64,12 +64,12 @@ class Warm:
         key = _model_key(config, worker, is_divided)
         if self._model is not None and self._model[0] == key:
             self._restore(self._model[1])
-            return self._prepared(self._model[1], config)
+            return self._prepared(self._model[1], config, worker)
         # The old one goes first: two may not fit.
         self._model, self._pristine_weights = None, []
         gc.collect()
         self._model = (key, self._build(config, worker, is_divided))
-        model = self._prepared(self._model[1], config)
+        model = self._prepared(self._model[1], config, worker)
         # The lazy imports of transformers and peft leave exceptions in cycles; their frames would keep this trial's
         # tensors alive.
         gc.collect()
@@ -88,10 +88,10 @@ class Warm:
             self._pristine_buffers = [_host_copy(buffer) for buffer in model.buffers()]
         return model
 
-    def _prepared(self, model: nn.Module, config: TrainConfig) -> nn.Module:
+    def _prepared(self, model: nn.Module, config: TrainConfig, worker: Worker) -> nn.Module:
         if config.lora is not None:
-            add_adapters(model, config)
-            if _are_layers_halved(config):
+            add_adapters(model, config, worker.device)
+            if _are_layers_halved(config) and not is_sharded(model):
                 halve_frozen_layers(model)
             if config.compile:
                 # Other adapters are other code to the compiler, which gives up after a few.
