@@ -19,6 +19,7 @@ from tests.benchmarks.packing import alpaca_like
 from tests.tiny import CPU, run_ranks, tiny_config, train, without_speed, write_texts
 from trainables.batches import make_batch
 from trainables.config import TrainConfig
+from trainables.data import prepare
 from trainables.errors import OutOfMemory
 from trainables.finetune import Worker, train_step
 from trainables.memory import architecture_of, estimate
@@ -57,23 +58,25 @@ def large_config(folder: Path) -> TrainConfig:
 
 def _short_of_memory(worker: Worker, folder: Path) -> dict[str, Any]:
     config = large_config(folder)
-    # What is allocated once is there before memory becomes short.
-    train(config.with_params({"micro_batch_size": 1, "max_steps": 1}), folder / "first")
+    # What is allocated once is there then before memory becomes short.
     result: dict[str, Any] = {"one": without_speed(train(config.with_params({"micro_batch_size": 1}), folder / "one"))}
     with limited_memory(120 * MIB):
         result["found"] = without_speed(train(config, folder / "cache"))
         result["notes"] = json.loads((folder / "cache" / NOTES).read_text())
         result["again"] = without_speed(train(config, folder / "cache"))
+    # A single example of these takes a tensor of 67 MB, more than the allocator has left over from before.
+    long = config.with_params({"max_length": 2048})
+    prepare(long, "train", folder / "cache", byte_level_tokenizer)
     with limited_memory(MIB):
         try:
-            train(config, folder / "cache")
+            train(long, folder / "cache")
         except OutOfMemory as error:
             result["failure"] = (error.num_examples, cause_of(error).reason)
     return result
 
 
 def test_passes_that_do_not_fit_are_halved_and_the_size_is_remembered(tmp_path: Path) -> None:
-    write_texts(tmp_path / "texts.jsonl", num=64, max_words=100)
+    write_texts(tmp_path / "texts.jsonl", num=64, max_words=500)
     [result] = run_ranks(_short_of_memory, 1, tmp_path)
     [size] = result["notes"].values()
     assert 1 <= size < 16
