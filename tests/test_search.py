@@ -269,7 +269,7 @@ def test_a_pruned_trial_without_a_successor_is_told_to_let_go_at_once(tmp_path: 
         objective={"metric": "loss"},
         search_space={"x": {"type": "float", "low": -1.0, "high": 1.0}},
         search={"num_trials": 2, "initial": [{"x": 1.0}, {"x": -1.0}]},
-        scheduler={"type": "asha", "grace_period": 1, "reduction_factor": 2, "max_t": 500},
+        scheduler={"type": "asha", "grace_period": 1, "reduction_factor": 2, "max_t": 5000},
         scaling={"slots": 2},
     )
     assert [trial.state for trial in study.trials()] == ["COMPLETE", "PRUNED"]

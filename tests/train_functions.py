@@ -42,7 +42,7 @@ def patient(config: dict[str, Any]) -> None:
     here, other = (Path(config["folder"], name) for name in (("bad", "good") if config["x"] < 0 else ("good", "bad")))
     is_bad = config["x"] < 0
     try:
-        for step in range(1, 400):
+        for step in range(1, 2000):
             while is_bad and not other.exists():
                 time.sleep(0.05)
             ray.train.report({"step": step, "loss": -config["x"]})
