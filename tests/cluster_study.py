@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -14,8 +15,9 @@ from ray._private.state import actors
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
-from tests.studies import Recorder, study_spec
+from tests.studies import Recorder, study_data, study_spec
 from tuner import search
+from tuner.study import Study
 
 LOST_AT_STEP = 5
 MAX_STEPS = 400 if "drain" in sys.argv else 30
@@ -67,6 +69,29 @@ def worker_nodes() -> list[str]:
     ]
 
 
+def write_study(folder: Path) -> Path:
+    """A study of four short trials as a file; YAML reads JSON."""
+    file = folder / "tiny.yaml"
+    content = study_data(folder, search={"num_trials": 4}, scheduler={"type": "none"}, scaling={"slots": 2})
+    file.write_text(json.dumps(content), encoding="utf-8")
+    return file
+
+
+def run_command(folder: Path) -> dict[str, Any]:
+    """Have `tune run --address` run it on a cluster of three nodes that train."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    for _ in range(3):
+        cluster.add_node(num_cpus=1)
+    command = [sys.executable, "-m", "tuner", "run", str(write_study(folder)), "--root", str(folder / "studies")]
+    done = subprocess.run([*command, "--address", cluster.address], capture_output=True, text=True, check=False)
+    ray.init(address=cluster.address, logging_level="ERROR")
+    free_cpus = ray.available_resources().get("CPU")
+    ray.shutdown()
+    cluster.shutdown()
+    states = [trial.state for trial in Study.open(folder / "studies", "tiny").trials()]
+    return {"code": done.returncode, "text": done.stderr[-2000:], "states": states, "free_cpus": free_cpus}
+
+
 def run(folder: Path, kind: type[NodeRemover]) -> dict[str, Any]:
     """Run it."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
@@ -92,4 +117,8 @@ def run(folder: Path, kind: type[NodeRemover]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(Path(sys.argv[1]), NodeDrainer if "drain" in sys.argv else NodeRemover)))
+    place = Path(sys.argv[1])
+    if "command" in sys.argv:
+        print(json.dumps(run_command(place)))
+    else:
+        print(json.dumps(run(place, NodeDrainer if "drain" in sys.argv else NodeRemover)))

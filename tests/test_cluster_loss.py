@@ -1,4 +1,4 @@
-"""A node of the cluster is lost while a study runs on it."""
+"""Studies on a cluster: joining it, and going on when a node is lost."""
 
 from __future__ import annotations
 
@@ -11,22 +11,39 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_study import MAX_STEPS
-from tests.conftest import REPOSITORY
+from tests.cluster_study import MAX_STEPS, write_study
+from tests.conftest import REPOSITORY, Tune
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def test_trials_of_a_lost_node_go_on_elsewhere(tmp_path: Path) -> None:
     found = run_study(tmp_path)
+    assert found["lost"]
     assert [trial[:3] for trial in found["trials"]] == [["COMPLETE", MAX_STEPS, list(range(1, MAX_STEPS + 1))]] * 4
 
 
 def test_trials_of_a_preempted_node_go_on_elsewhere_and_it_does_not_count(tmp_path: Path) -> None:
     found = run_study(tmp_path, "drain")
+    assert found["lost"]
     assert [trial[:3] for trial in found["trials"]] == [["COMPLETE", 400, list(range(1, 401))]] * 4
     [warning] = [text for text in found["warnings"] if "starts again" in text]
     assert "starts again: preempted: " in warning
+
+
+def test_the_command_joins_a_cluster_and_leaves_it_as_it_was(tmp_path: Path) -> None:
+    found = run_study(tmp_path, "command")
+    assert found["code"] == 0, found["text"]
+    assert found["states"] == ["COMPLETE"] * 4
+    assert found["free_cpus"] == 3.0
+
+
+def test_a_cluster_that_cannot_be_reached_is_one_line(tmp_path: Path, tune: Tune) -> None:
+    file = write_study(tmp_path)
+    done = tune("run", file, "--address", "127.0.0.1:1", timeout_s=100)
+    assert done.returncode == 3
+    assert done.stderr.startswith("Ray at 127.0.0.1:1 cannot be started or reached: ")
+    assert not (tmp_path / "studies" / "tiny").exists()
 
 
 def run_study(folder: Path, *arguments: str) -> dict[str, Any]:
@@ -41,5 +58,4 @@ def run_study(folder: Path, *arguments: str) -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert found["lost"]
     return found

@@ -43,6 +43,10 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the study file; may be repeated."),
 ]
+AddressOption = Annotated[
+    str | None,
+    typer.Option("--address", metavar="HOST:PORT", help="Join this Ray cluster (auto: the one that runs here)."),
+]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Every report of every trial as a line, too.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; results, warnings and errors only.")]
 
@@ -71,6 +75,7 @@ def run(
     name: Annotated[str | None, typer.Option(help="Name of the study, instead of the file's.")] = None,
     root: RootOption = ROOT,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; start nothing.")] = False,
+    address: AddressOption = None,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> int:
@@ -84,7 +89,7 @@ def run(
     from tuner import search
 
     with _progress(root / spec.study, quiet, verbose) as observer:
-        study = search.run(spec, source_text=_read(file), root=root, observer=observer)
+        study = search.run(spec, source_text=_read(file), root=root, observer=observer, address=address)
     return _finish(study)
 
 
@@ -93,6 +98,7 @@ def resume(
     study: StudyArgument,
     overrides: SetOption = None,
     root: RootOption = ROOT,
+    address: AddressOption = None,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> int:
@@ -104,7 +110,7 @@ def resume(
     from tuner.study_dir import find_study
 
     with _progress(find_study(root, study), quiet, verbose) as observer:
-        opened = search.resume(study, root=root, overrides=overrides or [], observer=observer)
+        opened = search.resume(study, root=root, overrides=overrides or [], observer=observer, address=address)
     return _finish(opened)
 
 

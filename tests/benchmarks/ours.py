@@ -29,17 +29,19 @@ def serve_timed(serve: Callable[[dict[str, Any]], None], service: dict[str, Any]
 
 
 class TimedSlot(TrialSlot):
-    """A slot whose workers are timed: whatever it has a TorchTrainer run, it runs through `serve_timed`."""
+    """A slot whose workers are timed: whatever it has a trainer run, it runs through `serve_timed`."""
 
     def setup(self, config: dict[str, Any]) -> None:
-        from ray.train.torch import TorchTrainer
+        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-        plain = TorchTrainer.__init__
+        plain = DataParallelTrainer.__init__
 
-        def timed(self: TorchTrainer, serve: Callable[[dict[str, Any]], None], *rest: Any, **options: Any) -> None:
+        def timed(
+            self: DataParallelTrainer, serve: Callable[[dict[str, Any]], None], *rest: Any, **options: Any
+        ) -> None:
             plain(self, partial(serve_timed, serve), *rest, **options)
 
-        TorchTrainer.__init__ = timed
+        DataParallelTrainer.__init__ = timed
         super().setup(config)
 
 
