@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -34,6 +35,8 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "TOKENIZERS_PARALLELISM": "false",
 }
+
+REACH_TIMEOUT_S = 10.0
 
 # Set while the cluster is one that `connected` has started.
 LOCAL = "TUNER_LOCAL_CLUSTER"
@@ -82,6 +85,7 @@ def _start_local() -> None:
 
 
 def _join(address: str) -> None:
+    _check_reachable(address)
     _init(address=address, runtime_env={"env_vars": {**ENVIRONMENT, "PYTHONPATH": _python_path()}})
 
 
@@ -122,6 +126,20 @@ def _init(**options: Any) -> None:
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ClusterError(f"Ray at {options['address']} cannot be started or reached: {reason}") from error
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_TIMEOUT_S).close()
+    except OSError as error:
+        raise ClusterError(
+            f"Ray at {address} cannot be reached: {error}",
+            "See on its head node that it runs (`ray status`), and which address that prints.",
+        ) from None
 
 
 def _python_path() -> str:
