@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from tuner.controller import StudyController
 from tuner.errors import StudyAbortedError
 from tuner.failures import Cause, Failure
 from tuner.study import Study
-from tuner.tracking import MlflowTracker
+from tuner.tracking import PENDING, MlflowTracker
 
 MAX_T = 9
 
@@ -97,6 +98,19 @@ def test_a_study_killed_at_any_point_and_resumed_ends_like_the_uninterrupted_one
         assert drive(reopened)
         assert table(reopened) == expected, f"killed after {num_calls} calls"
         reopened.close()
+
+
+def test_no_kill_keeps_from_mlflow_what_the_record_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = new_study(tmp_path, mlflow={"enabled": True})
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study, "report", killed)
+    with pytest.raises(KeyboardInterrupt):
+        drive(study)
+    events = [json.loads(line) for line in (study.dir / PENDING).read_text().split("\n") if line]
+    assert [event["points"][0][0] for event in events if event["op"] == "report"] == [1]
 
 
 def test_a_verdict_that_was_not_recorded_is_given_again(tmp_path: Path) -> None:

@@ -253,9 +253,10 @@ class StudyController:
         value = self._objective(report)
         running.reported_step = step
         self.session.add_busy(report.busy_s)
+        # First: what a kill keeps from the record is reported again, what it keeps from MLflow is not.
+        self._tracker.log_report(number, report.metrics, report.history)
         self.study.report(number, step, value)
         self._observer.reported(number, report.metrics)
-        self._tracker.log_report(number, report.metrics, report.history)
         return self._judge(number, step, value)
 
     def _judge(self, number: int, step: int, value: float) -> bool:
