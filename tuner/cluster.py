@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import ray
 
 from tuner.errors import ClusterError
 from tuner.plan import Capacity
+from tuner.processes import handling_signals, python_path
 from tuner.sweeper import sweeping
 
 # Read by Tune and Train when they start; a study never needs what they turn off. See each name's documentation.
@@ -77,7 +75,7 @@ def _shut_down_after() -> Iterator[None]:
 
 def _start_local() -> None:
     # Processes of a local cluster inherit the environment; a runtime environment would only delay each of them.
-    os.environ["PYTHONPATH"] = _python_path()
+    os.environ["PYTHONPATH"] = python_path()
     os.environ[LOCAL] = "1"
     os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112 - they serve tasks; a search has only actors
     os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"  # nobody preempts a node of one's own machine
@@ -86,21 +84,7 @@ def _start_local() -> None:
 
 def _join(address: str) -> None:
     _check_reachable(address)
-    _init(address=address, runtime_env={"env_vars": {**ENVIRONMENT, "PYTHONPATH": _python_path()}})
-
-
-@contextmanager
-def handling_signals(handler: Callable[[int, Any], object]) -> Iterator[None]:
-    """SIGINT and SIGTERM go to the handler; only in the main thread, as no other one gets any."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    earlier = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, old in earlier.items():
-            signal.signal(number, old)
+    _init(address=address, runtime_env={"env_vars": {**ENVIRONMENT, "PYTHONPATH": python_path()}})
 
 
 @contextmanager
@@ -140,12 +124,6 @@ def _check_reachable(address: str) -> None:
             f"Ray at {address} cannot be reached: {error}",
             "See on its head node that it runs (`ray status`), and which address that prints.",
         ) from None
-
-
-def _python_path() -> str:
-    """Workers find the project and what the study file's own modules import, wherever they start."""
-    source = str(Path(__file__).resolve().parent.parent)
-    return os.pathsep.join(dict.fromkeys(filter(None, [source, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])))
 
 
 def capacity() -> Capacity:

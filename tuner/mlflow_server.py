@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import IO
 
 from tuner.errors import InputError, TuneError
+from tuner.processes import handling_signals
 from tuner.tracking_target import Target
 
 HOST = "127.0.0.1"
@@ -99,9 +100,5 @@ def ended_by_signals() -> Iterator[None]:
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    earlier = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
+    with handling_signals(interrupt, (signal.SIGTERM, signal.SIGHUP)):
         yield
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)

@@ -23,6 +23,7 @@ from tuner.extension import extend_spec
 from tuner.observer import Observer
 from tuner.overview import overview
 from tuner.plan import Plan, make_plan
+from tuner.processes import handling_signals
 from tuner.slot import TrialSlot
 from tuner.space import check_room
 from tuner.spec import StudySpec
@@ -61,7 +62,7 @@ def run(
     _check_access(spec)
     _tracker(spec, root / spec.study, observer).check()
     _import_ahead()
-    with cluster.handling_signals(_raise_interrupt), cluster.connected(address):
+    with handling_signals(_raise_interrupt), cluster.connected(address):
         plan = _plan(spec)
         check_room(spec, root, plan.slots or 1)
         study = Study.create(spec, source_text, root)
@@ -99,7 +100,7 @@ def resume(
         _check_access(study.spec)
         _tracker(study.spec, study.dir, observer).check()
         _import_ahead()
-        with cluster.handling_signals(_raise_interrupt), cluster.connected(address):
+        with handling_signals(_raise_interrupt), cluster.connected(address):
             return _search(study, _plan(study.spec), observer)
     finally:
         study.close()
@@ -249,7 +250,7 @@ def _interruptible(controller: StudyController) -> Iterator[None]:
             raise KeyboardInterrupt
         controller.stop("interrupted")
 
-    with cluster.handling_signals(interrupt):
+    with handling_signals(interrupt):
         yield
 
 

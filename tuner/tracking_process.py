@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.processes import python_path
 from tuner.tracking_pending import Event
 from tuner.tracking_target import Target
 
@@ -131,7 +132,7 @@ class StoreProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
-                env=os.environ | {"PYTHONPATH": _python_path()},
+                env=os.environ | {"PYTHONPATH": python_path()},
                 start_new_session=True,
             )
             _send(self._process, self._setting())
@@ -141,11 +142,6 @@ class StoreProcess:
         target = dataclasses.asdict(self._target)
         target |= {name: str(target[name]) for name in PATHS if target[name]}
         return {"target": target, "spec": self._spec.model_dump_json(), "study_dir": str(self._dir)}
-
-
-def _python_path() -> str:
-    source = str(Path(__file__).resolve().parent.parent)
-    return os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
 
 
 def _send(process: subprocess.Popen[str], message: dict[str, Any]) -> None:
