@@ -262,7 +262,6 @@ def test_a_trial_that_is_out_of_memory_fails_in_one_line_when_its_attempts_are_u
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="with a plain function it hears of it when the study closes")
 def test_a_pruned_trial_without_a_successor_is_told_to_let_go_at_once(tmp_path: Path) -> None:
     study = run(
         tmp_path,
