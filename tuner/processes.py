@@ -1,7 +1,8 @@
-"""What a process shares with those it starts, and how long it puts their signals off."""
+"""What a process shares with those it starts, their priority, and how long it puts their signals off."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -15,6 +16,18 @@ def python_path() -> str:
     """PYTHONPATH with which a process finds this project and what this one finds, wherever it starts."""
     source = str(Path(__file__).resolve().parent.parent)
     return os.pathsep.join(dict.fromkeys(filter(None, [source, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])))
+
+
+def set_niceness(pid: int, niceness: int) -> None:
+    """Give a process this niceness among all others, as far as the system lets us; 19 is the lowest priority.
+
+    Where Linux groups processes by session to schedule them (sched_autogroup), a process's own niceness counts
+    within its session only; the session's is a number of its own.
+    """
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, niceness)
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text(str(niceness), encoding="ascii")
 
 
 @contextmanager

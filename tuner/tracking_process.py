@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.processes import python_path
+from tuner.processes import python_path, set_niceness
 from tuner.tracking_pending import Event
 from tuner.tracking_target import Target
 
@@ -84,7 +84,7 @@ class StoreProcess:
     def __init__(self, target: Target, spec: StudySpec, study_dir: Path, listener: Listener) -> None:
         self._target, self._spec, self._dir, self._listener = target, spec, study_dir, listener
         self._process: subprocess.Popen[str] | None = None
-        self._priority = LOWEST_PRIORITY
+        self._niceness = LOWEST_PRIORITY
 
     def apply(self, events: Sequence[Event]) -> None:
         """Have the process take all events.
@@ -110,10 +110,9 @@ class StoreProcess:
 
     def hurry(self) -> None:
         """Somebody waits: give the process the priority of this one, where the system lets us."""
-        self._priority = 0
+        self._niceness = 0
         if self._process is not None:
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, self._process.pid, 0)
+            set_niceness(self._process.pid, 0)
 
     def close(self) -> None:
         """End the process; what it is writing just now is lost to it, not to the study."""
@@ -127,7 +126,7 @@ class StoreProcess:
             self.close()
             # A session of its own: Ctrl-C in the terminal is for the driver, who still has to send the ends of trials.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tuner.tracking_process", str(self._priority)],
+                [sys.executable, "-m", "tuner.tracking_process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -135,6 +134,7 @@ class StoreProcess:
                 env=os.environ | {"PYTHONPATH": python_path()},
                 start_new_session=True,
             )
+            set_niceness(self._process.pid, self._niceness)
             _send(self._process, self._setting())
         return self._process
 
@@ -155,7 +155,6 @@ def _send(process: subprocess.Popen[str], message: dict[str, Any]) -> None:
 
 def main() -> None:
     """Answer chunks of events until the pipe ends."""
-    os.nice(int(sys.argv[1]))
     requests, answer = sys.stdin, _answers()
     setting = json.loads(requests.readline())
     with _only_writer(setting["study_dir"]):
