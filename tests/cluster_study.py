@@ -17,9 +17,11 @@ from ray.core.generated import autoscaler_pb2
 
 from tests.studies import Recorder, study_data, study_spec
 from tuner import search
+from tuner.storage import JOURNAL
 from tuner.study import Study
 
 LOST_AT_STEP = 5
+HEAD_MAX_STEPS = 200
 MAX_STEPS = 400 if "drain" in sys.argv else 30
 DRAIN_S = 5.0
 PREEMPTION = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
@@ -69,19 +71,19 @@ def worker_nodes() -> list[str]:
     ]
 
 
-def write_study(folder: Path) -> Path:
+def write_study(folder: Path, train: Mapping[str, Any] | None = None) -> Path:
     """A study of four short trials as a file; YAML reads JSON."""
     file = folder / "tiny.yaml"
-    content = study_data(folder, search={"num_trials": 4}, scheduler={"type": "none"}, scaling={"slots": 2})
+    content = study_data(
+        folder, train=train or {}, search={"num_trials": 4}, scheduler={"type": "none"}, scaling={"slots": 2}
+    )
     file.write_text(json.dumps(content), encoding="utf-8")
     return file
 
 
 def run_command(folder: Path) -> dict[str, Any]:
     """Have `tune run --address` run it on a cluster of three nodes that train."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    for _ in range(3):
-        cluster.add_node(num_cpus=1)
+    cluster = start_cluster()
     command = [sys.executable, "-m", "tuner", "run", str(write_study(folder)), "--root", str(folder / "studies")]
     done = subprocess.run([*command, "--address", cluster.address], capture_output=True, text=True, check=False)
     ray.init(address=cluster.address, logging_level="ERROR")
@@ -92,11 +94,61 @@ def run_command(folder: Path) -> dict[str, Any]:
     return {"code": done.returncode, "text": done.stderr[-2000:], "states": states, "free_cpus": free_cpus}
 
 
-def run(folder: Path, kind: type[NodeRemover]) -> dict[str, Any]:
-    """Run it."""
+def lose_head(folder: Path) -> dict[str, Any]:
+    """Take the head node away from under `tune run --address`, and resume on another cluster."""
+    cluster = start_cluster()
+    arguments = ["run", str(write_study(folder, {"max_steps": HEAD_MAX_STEPS})), "--root", str(folder / "studies")]
+    with open(folder / "run.log", "wb") as log:
+        running = tune(*arguments, "--address", cluster.address, stdout=log, stderr=log)
+    while running.poll() is None and not has_reported(folder):
+        time.sleep(0.1)
+    cluster.remove_node(cluster.head_node, allow_graceful=False)
+    lost_at = time.monotonic()
+    code = running.wait(timeout=150)
+    took_s = time.monotonic() - lost_at
+    cluster.shutdown()
+    before = steps(folder)
+    cluster = start_cluster()
+    resuming = tune("resume", "tiny", "--root", str(folder / "studies"), "--address", cluster.address)
+    resumed_code = resuming.wait()
+    cluster.shutdown()
+    study = Study.open(folder / "studies", "tiny")
+    return {
+        "code": code,
+        "took_s": took_s,
+        "text": (folder / "run.log").read_text(errors="replace"),
+        "before": before,
+        "resumed_code": resumed_code,
+        "trials": [[trial.state, trial.step, list(trial.reports)] for trial in study.trials()],
+    }
+
+
+def has_reported(folder: Path) -> bool:
+    """Whether a trial of the study has got somewhere."""
+    return (folder / "studies" / "tiny" / JOURNAL).exists() and any(step >= LOST_AT_STEP for step in steps(folder))
+
+
+def steps(folder: Path) -> list[int]:
+    """How far the trials of the study are."""
+    return [trial.step for trial in Study.open(folder / "studies", "tiny").trials()]
+
+
+def start_cluster() -> Cluster:
+    """A head that trains nothing and three nodes that do."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     for _ in range(3):
         cluster.add_node(num_cpus=1)
+    return cluster
+
+
+def tune(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    """The command as a process."""
+    return subprocess.Popen([sys.executable, "-m", "tuner", *arguments], **options)
+
+
+def run(folder: Path, kind: type[NodeRemover]) -> dict[str, Any]:
+    """Run it."""
+    cluster = start_cluster()
     remover = kind(cluster)
     spec = study_spec(
         folder,
@@ -120,5 +172,7 @@ if __name__ == "__main__":
     place = Path(sys.argv[1])
     if "command" in sys.argv:
         print(json.dumps(run_command(place)))
+    elif "head" in sys.argv:
+        print(json.dumps(lose_head(place)))
     else:
         print(json.dumps(run(place, NodeDrainer if "drain" in sys.argv else NodeRemover)))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_study import MAX_STEPS, write_study
+from tests.cluster_study import HEAD_MAX_STEPS, MAX_STEPS, write_study
 from tests.conftest import REPOSITORY, Tune
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -36,6 +36,18 @@ def test_the_command_joins_a_cluster_and_leaves_it_as_it_was(tmp_path: Path) -> 
     assert found["code"] == 0, found["text"]
     assert found["states"] == ["COMPLETE"] * 4
     assert found["free_cpus"] == 3.0
+
+
+def test_a_study_whose_head_node_is_lost_ends_in_a_line_and_goes_on_elsewhere(tmp_path: Path) -> None:
+    found = run_study(tmp_path, "head")
+    assert found["code"] == 3, found["text"]
+    assert "Traceback" not in found["text"]
+    assert found["text"].splitlines()[-2] == "the head of the Ray cluster is gone"
+    assert "tune resume " in found["text"].splitlines()[-1]
+    assert found["resumed_code"] == 0
+    steps = list(range(1, HEAD_MAX_STEPS + 1))
+    assert found["trials"] == [["COMPLETE", HEAD_MAX_STEPS, steps]] * 4
+    assert any(found["before"])
 
 
 def test_a_cluster_that_cannot_be_reached_is_one_line(tmp_path: Path, tune: Tune) -> None:

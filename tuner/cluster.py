@@ -35,6 +35,8 @@ ENVIRONMENT = {
 }
 
 REACH_TIMEOUT_S = 10.0
+# Ray gives a head that does not answer 60 s. One that was started here never comes back.
+HEAD_PATIENCE_S, LOCAL_HEAD_PATIENCE_S = 45.0, 5.0
 
 # Set while the cluster is one that `connected` has started.
 LOCAL = "TUNER_LOCAL_CLUSTER"
@@ -131,6 +133,11 @@ def capacity() -> Capacity:
     found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     nodes = tuple(_node_capacity(node["Resources"]) for node in found if node["Alive"])
     return Capacity(cpus=sum(cpus for cpus, _ in nodes), gpus=sum(gpus for _, gpus in nodes), nodes=nodes)
+
+
+def head() -> tuple[str, float]:
+    """Where the cluster's head listens, `host:port`, and for how many seconds it may be away."""
+    return ray.get_runtime_context().gcs_address, HEAD_PATIENCE_S if can_autoscale() else LOCAL_HEAD_PATIENCE_S
 
 
 def can_autoscale() -> bool:

@@ -17,6 +17,7 @@ from tuner.observer import Observer
 from tuner.output import screen
 
 if TYPE_CHECKING:
+    from tuner.errors import ClusterError
     from tuner.plan import Plan
     from tuner.record import TrialRecord
     from tuner.study import Study
@@ -35,6 +36,9 @@ class Quiet(Observer):
 
     def warning(self, text: str) -> None:
         self._say(f"warning: {text}", style="yellow")
+
+    def cluster_lost(self, error: ClusterError) -> None:
+        self._say(str(error))
 
     def _say(self, line: str, style: str = "") -> None:
         # In a log a line stays one line, whatever its length.

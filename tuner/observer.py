@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tuner.errors import ClusterError
     from tuner.plan import Plan
     from tuner.record import TrialRecord
     from tuner.study import Study
@@ -37,6 +38,9 @@ class Observer:
 
     def tick(self, training_share: float) -> None:
         """Called about once a second with the share of slot time spent in training steps, 0 to 1."""
+
+    def cluster_lost(self, error: ClusterError) -> None:
+        """The cluster is gone; called in another thread after `study_ended`, and the process ends right after."""
 
     def study_ended(self, study: Study) -> None:
         """No trial runs any more: finished, stopped or interrupted, as `study.status()` says."""

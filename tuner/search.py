@@ -9,17 +9,19 @@ import socket
 import sys
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from trainables.hub import check_access
 from tuner import cluster
+from tuner.commands import command
 from tuner.controller import StudyController
 from tuner.environment import note_environment
 from tuner.errors import ClusterError, InputError
 from tuner.extension import extend_spec
+from tuner.head_watch import watching
 from tuner.observer import Observer
 from tuner.overview import overview
 from tuner.plan import Plan, make_plan
@@ -150,10 +152,8 @@ def _search(study: Study, plan: Plan, observer: Observer) -> Study:
     controller = StudyController(study, plan.slots, tracker, observer, stop_slots, free_slot)
     note_environment(study.dir, slots=plan.slots)
     observer.study_started(study, plan)
-    try:
-        with _interruptible(controller):
-            _run_tune(controller, _settings(study, plan, stop_key), plan.slots)
-    finally:
+
+    def end() -> None:
         # Each of them is owed to somebody, also when the one before could not be done.
         with ExitStack() as endings:
             endings.callback(study.close)
@@ -161,9 +161,32 @@ def _search(study: Study, plan: Plan, observer: Observer) -> Study:
             endings.callback(tracker.close, TRACKING_PATIENCE_S)
             endings.callback(lambda: tracker.end_study(_summary(study), [study.dir / REPORT]))
             endings.callback(controller.close)
+
+    def leave_lost_cluster() -> None:
+        _leave_lost_cluster(study, observer, end)
+
+    try:
+        with _interruptible(controller), watching(*cluster.head(), leave_lost_cluster):
+            _run_tune(controller, _settings(study, plan, stop_key), plan.slots)
+    finally:
+        end()
     if controller.failure is not None:
         raise controller.failure
     return study
+
+
+def _leave_lost_cluster(study: Study, observer: Observer, end: Callable[[], None]) -> None:
+    """Close the books and end the process, which would only wait for a head that is gone."""
+    error = ClusterError(
+        "the head of the Ray cluster is gone",
+        f"The study can go on as soon as there is a cluster again: {command('resume', study.dir)}",
+    )
+    try:
+        end()
+        observer.cluster_lost(error)
+    finally:
+        # Neither Ray nor a main thread that waits inside of it lets the interpreter end.
+        os._exit(error.exit_code)
 
 
 def _summary(study: Study) -> dict[str, Any]:

@@ -3,10 +3,11 @@
     python -m tests.benchmarks.chaos [--kills 5] [--seed 0] [--slots 1] [--folder DIR]
 
 Twelve trials of a tiny model (ASHA 1/3/9 of 27 steps, a report and a checkpoint at every step, MLflow on) run once
-undisturbed and once under kills: of the driver, of a worker, of everything at once, of the slot's actor, and Ctrl-C,
-in turn and at random moments, a `tune resume` following at once on each that ends the process. With one slot the two
-must be equal bit for bit. With several the early stops depend on timing; then no trial may be lost, come twice, or
-fall behind its newest complete checkpoint. Prints one line of JSON; the exit code is 1 when anything differs.
+undisturbed and once under kills: of the driver, of a worker, of everything at once, of the slot's actor, Ctrl-C, and
+of Ray's head, in turn and at random moments, a `tune resume` following at once on each that ends the process. With
+one slot the two must be equal bit for bit. With several the early stops depend on timing; then no trial may be lost,
+come twice, or fall behind its newest complete checkpoint. Prints one line of JSON; the exit code is 1 when anything
+differs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from tests.benchmarks.chaos_sittings import (
     END_TIMEOUT_S,
     FATAL,
     INTERRUPT_TIMEOUT_S,
-    INTERRUPTED,
     Kill,
     Progress,
     Sitting,
@@ -137,7 +137,7 @@ def killed(folder: Path, slots: int, kills: list[Kill], whole_size: int, seed: i
         run.kills[kill.kind] += 1
         _tell(f"{sitting.name}: {kill.kind} killed at {run.record_size / whole_size:.0%}")
         if kill.kind in FATAL:
-            run.expect_end(INTERRUPTED if kill.kind == "interrupt" else -9, INTERRUPT_TIMEOUT_S)
+            run.expect_end(FATAL[kill.kind], INTERRUPT_TIMEOUT_S)
             sitting = run.start()
     run.finish()
     run.faults += progress.setbacks()

@@ -24,11 +24,12 @@ from tests.benchmarks.processes import (
 )
 from trainables.checkpoint_dir import newest_complete, step_of
 
-# In turn. The driver alone, everything at once (a power cut), Ctrl-C in a terminal, or one process that is replaced.
-KINDS = ("driver", "worker", "tree", "slot", "interrupt")
-FATAL = ("driver", "tree", "interrupt")
-TITLES = {"worker": b"RayTrainWorker", "slot": b"ray::TrialSlot"}
-INTERRUPTED = 130
+# In turn. The driver alone, everything at once (a power cut), Ctrl-C in a terminal, Ray's head, or one process that
+# is replaced.
+KINDS = ("driver", "worker", "tree", "slot", "interrupt", "head")
+# What the command ends with.
+FATAL = {"driver": -9, "tree": -9, "interrupt": 130, "head": 3}
+TITLES = {"worker": b"RayTrainWorker", "slot": b"ray::TrialSlot", "head": b"gcs_server"}
 # None of these is reached unless something hangs.
 MOMENT_TIMEOUT_S, INTERRUPT_TIMEOUT_S, END_TIMEOUT_S, LINGER_S = 180.0, 30.0, 300.0, 30.0
 POLL_S = 0.02
