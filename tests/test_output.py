@@ -140,8 +140,8 @@ def test_best_json_is_one_trial_and_with_top_a_list(demo_study: Study, capsys: C
     shown = json.loads(capsys.readouterr().out)
     assert isinstance(shown, list) is as_list
     one = shown[0] if as_list else shown
-    assert list(one) == [*SHAPE, "default_value"]
-    assert (one["number"], one["value"], one["default_value"]) == (1, 3.0, 4.0)
+    assert list(one) == [*SHAPE, "default_value", "confirmation"]
+    assert (one["number"], one["value"], one["default_value"], one["confirmation"]) == (1, 3.0, 4.0, None)
 
 
 def test_status_json_has_the_stable_shape(demo_study: Study, capsys: Capture) -> None:

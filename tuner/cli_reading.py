@@ -211,6 +211,7 @@ def ui(
 def report(
     study: StudyArgument,
     to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="Write it elsewhere.")] = None,
+    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw its head as a picture, too.")] = None,
     show: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
     root: RootOption = ROOT,
 ) -> int:
@@ -218,10 +219,14 @@ def report(
 
     One page with plots, what they say in words, the cost and all trials; it needs no network.
     """
+    from tuner import screenshot
     from tuner.report import write_report
 
     path = write_report(open_study(study, root), to)
     output.result(str(path))
+    if png is not None:
+        screenshot.draw(path, png)
+        output.note(f"written: {png}")
     if show:
         typer.launch(str(path.absolute()))
     return 0

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner import figures, page, text
+from tuner.commands import command
 from tuner.confirmation import Confirmation, read_confirmation
+from tuner.confirmed_figure import confirmed as confirmed_figure
 from tuner.cost import SECONDS_PER_HOUR, Cost, reached, study_cost
 from tuner.environment import environments
 from tuner.outcomes import CONFIRMED_COLUMNS, confirmed_rows, confirmed_words
@@ -49,12 +51,13 @@ def report_page(study: Study) -> str:
     confirmed = read_confirmation(study)
     repeats = confirmed.repeats if confirmed else ()
     if confirmed:
-        shown.append(figures.confirmed(confirmed, spec.objective.metric))
+        shown.append(confirmed_figure(confirmed, spec.objective.metric))
+    again = command("confirm", study.dir, "--top", "3")
     body = [
         f"<h1>{page.text(spec.study)}</h1>",
         page.sub(_subtitle(study, status)),
         page.tiles(_tiles(study, records, leaders, status, cost)),
-        page.section("What the trials say", _verdicts(all_verdicts(spec, records, default, repeats))),
+        page.section("What the trials say", _verdicts(all_verdicts(spec, records, default, repeats, again))),
         *([page.section("Confirmed with new seeds", _confirmed(study, confirmed))] if confirmed else []),
         *([page.section("The best trial", _best_table(study, leaders[0], default))] if leaders else []),
         page.two(by_name["history"], by_name["curves"]),
@@ -147,7 +150,7 @@ def _confirmed(study: Study, found: Confirmation) -> str:
         for name, *figures_, values in confirmed_rows(found)
     ]
     words = (page.sub(line) for line in confirmed_words(study, found))
-    plot = page.place(figures.confirmed(found, study.spec.objective.metric))
+    plot = page.place(confirmed_figure(found, study.spec.objective.metric))
     return "".join(words) + page.table(CONFIRMED_COLUMNS, rows, numbers=CONFIRMED_COLUMNS[1:4]) + plot
 
 

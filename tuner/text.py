@@ -67,6 +67,12 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def enumeration(words: Iterable[str]) -> str:
+    """a, b and c."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def ranges(numbers: Iterable[int]) -> str:
     """Whole numbers in ascending order, runs of them in short: 0 to 2, 5."""
     runs: list[list[int]] = []
