@@ -173,6 +173,12 @@ def test_tables_fit_the_screen_whatever_is_in_them(width: int) -> None:
     assert max(map(len, lines)) <= width
 
 
+def test_a_number_is_not_folded_where_names_are_long() -> None:
+    params = {"warmup_ratio_of_it": 2.729e-4, "another_one": 3}
+    shown = rendered(tables.trials([record(0, params=params)], metric="eval_loss", width=60), 60)
+    assert "warmup…of_it=0.0002729" in shown
+
+
 def test_parameters_have_columns_of_their_own_where_that_fits() -> None:
     wide = rendered(tables.trials([record(0)], metric="eval_loss", width=100), 100)
     narrow = rendered(tables.trials([record(0)], metric="eval_loss", width=55), 55)
@@ -210,6 +216,11 @@ def test_the_outcome_names_gain_failures_and_the_next_commands(demo_study: Study
 def test_no_gain_is_claimed_over_a_default_trial_that_was_stopped_early(demo_study: Study) -> None:
     longer = replace(demo_study.best()[0], step=81)
     assert outcomes.gain(demo_study, longer).endswith("; the default trial ended at step 27, at 4.0000")
+
+
+def test_a_trial_that_was_stopped_early_compares_with_what_the_default_one_had_by_then(demo_study: Study) -> None:
+    words = outcomes.against_default(demo_study, demo_study.trial(2))
+    assert words == ", 30.0 % worse than the default trial's 5.0000 after as many steps"
 
 
 def test_a_default_trial_that_is_best_is_said_to_be(demo_study: Study) -> None:
