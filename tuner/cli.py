@@ -138,6 +138,9 @@ def confirm(
     output.confirmed(opened, found, form)
     if found.pending:
         output.note(f"{state}; go on with: {again}")
+    elif found.ties:
+        more = command("confirm", opened.dir, "--top", str(top), "--seeds", str(2 * seeds))
+        output.note(f"More seeds may tell them apart: {more}")
     if state == "interrupted":
         return INTERRUPTED
     return 0 if any(arm.values for arm in found.arms) else 1

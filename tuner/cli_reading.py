@@ -20,6 +20,7 @@ from tuner.cli_arguments import (
     open_study,
     trial_of,
 )
+from tuner.commands import command
 from tuner.errors import InputError, TuneError
 from tuner.formats import Format
 
@@ -52,6 +53,8 @@ def status(
 
     Counts of trials, the best one, the time spent. Safe while the study runs, like every reading verb.
     """
+    from tuner.confirmation import open_confirmation
+
     opened = open_study(study, root)
     if svg is not None:
         from tuner.picture import draw
@@ -61,6 +64,9 @@ def status(
     if watch and opened.is_running:
         _watch(opened, is_quiet=form is not Format.TABLE)
     output.status(opened.status(), form)
+    runs = open_confirmation(opened)
+    if runs is not None and runs.is_running:
+        output.note(f"Its confirmation runs: {command('status', runs.dir, '--watch')}")
     return 0
 
 
@@ -111,10 +117,13 @@ def export(
 
     DIR holds model, tokenizer and generation config: AutoModelForCausalLM.from_pretrained(DIR).
     """
+    from trainables.progress import heard_by
     from tuner.export import export
 
     opened = open_study(study, root)
-    record = export(opened, to, trial, dtype=dtype, merge=merge, register=register)
+    with heard_by(output.in_place):
+        record = export(opened, to, trial, dtype=dtype, merge=merge, register=register)
+    output.in_place("")
     output.exported(opened, record, to)
     return 0
 

@@ -58,6 +58,13 @@ def note(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
+def in_place(line: str) -> None:
+    """What goes on, where somebody looks; the next line takes its place."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\033[K{line[: screen(to_stderr=True).width - 1]}")
+        sys.stderr.flush()
+
+
 def version() -> None:
     """The version of this program."""
     try:
