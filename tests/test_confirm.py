@@ -162,7 +162,7 @@ def test_best_and_the_report_show_what_was_confirmed(demo_study: Study, tune: Tu
     assert (best["number"], best["confirmation"]) == (1, found.to_json())
     page = report_page(demo_study)
     assert "Confirmed with new seeds" in page
-    assert "within that noise" in page or "beyond that noise" in page
+    assert "within the noise" in page or "beyond the noise" in page
     assert outcomes.confirmed_rows(found)[0][:2] == ["trial 0 (default)", "3.0120"]
     assert tune("list").stdout.count("demo") == 1
 

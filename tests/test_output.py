@@ -208,6 +208,7 @@ def test_the_outcome_names_gain_failures_and_the_next_commands(demo_study: Study
     for command in (
         f"tune resume demo --root {root} --set search.num_trials=16",
         f"tune best demo --root {root}",
+        f"tune report demo --root {root}",
         f"tune ui demo --root {root}",
     ):
         assert f"  {command}\n" in shown.err

@@ -179,8 +179,8 @@ def test_an_effect_under_a_stronger_one_is_not_called_none() -> None:
     ("repeats", "tone", "words"),
     [
         ([], "note", "not known: no configuration was run with more than one seed"),
-        ([[1.0, 1.5, 0.5]], "warn", "within that noise"),
-        ([[1.0, 1.001, 0.999], [3.0, 3.001, 2.999]], "good", "beyond that noise"),
+        ([[1.0, 1.5, 0.5]], "warn", "within the noise"),
+        ([[1.0, 1.001, 0.999], [3.0, 3.001, 2.999]], "good", "beyond the noise"),
     ],
 )
 def test_the_two_best_are_apart_only_beyond_the_noise_between_seeds(

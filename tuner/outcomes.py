@@ -86,7 +86,7 @@ def next_commands(study: Study, state: str) -> list[str]:
     """What to type after a search, one command a line under `next:`."""
     spec = study.spec
     extend = ["--set", f"search.num_trials={2 * spec.search.num_trials}"] if state == "finished" else []
-    commands = [command("resume", study.dir, *extend), command("best", study.dir)]
+    commands = [command("resume", study.dir, *extend), command("best", study.dir), command("report", study.dir)]
     if spec.mlflow.enabled:
         commands.append(mlflow_command(study))
     return ["next:", *(f"  {line}" for line in commands)]

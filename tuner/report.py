@@ -30,19 +30,21 @@ if TYPE_CHECKING:
 MAX_ROWS, NUM_LEADERS, MIN_FOR_IMPORTANCE = 500, 10, 8
 
 
-def write_report(study: Study, to: Path | None = None) -> Path:
+def write_report(study: Study, to: Path | None = None, *, state: str | None = None) -> Path:
     """Write the page, in the place of an older one.
 
     Args:
         study: The study; it may be running.
         to: The file; None: `report.html` in the study's folder.
+        state: What it will be when this process has let go of it; None: what it is.
     """
-    return page.write(report_page(study), to or study.dir / REPORT)
+    return page.write(report_page(study, state), to or study.dir / REPORT)
 
 
-def report_page(study: Study) -> str:
+def report_page(study: Study, state: str | None = None) -> str:
     """The page as HTML."""
     spec, records, status = study.spec, study.trials(), study.status()
+    status["state"] = state or status["state"]
     default, cost = study.default_trial, study_cost(records, study.sessions(), study.spec.max_t)
     leaders = ranked(records, spec.objective)
     shown = _figures(study, records, leaders, default, cost)

@@ -160,10 +160,24 @@ def _search(study: Study, plan: Plan, observer: Observer) -> Study:
             endings.callback(observer.study_ended, study)
             endings.callback(tracker.close, TRACKING_PATIENCE_S)
             endings.callback(lambda: tracker.end_study(_summary(study), [study.dir / REPORT]))
+            endings.callback(_write_report, study, observer)
             endings.callback(controller.close)
     if controller.failure is not None:
         raise controller.failure
     return study
+
+
+def _write_report(study: Study, observer: Observer) -> None:
+    """Write the page that the study's run in MLflow carries; who interrupts a study does not wait for it."""
+    state = study.state_at_rest()
+    if not study.spec.mlflow.enabled or state == "interrupted":
+        return
+    from tuner.report import write_report
+
+    try:
+        write_report(study, state=state)
+    except Exception as error:  # a view must not cost the study its end
+        observer.warning(f"report.html is not written: {error}")
 
 
 def _summary(study: Study) -> dict[str, Any]:

@@ -220,10 +220,11 @@ def noise(leaders: Sequence[TrialRecord], repeats: Sequence[Sequence[float]], co
     from scipy.special import stdtrit
 
     limit = float(stdtrit(freedom, 0.975)) * math.sqrt(2) * deviation
-    source = f"seeds alone move a value by {text.number(deviation)} (standard deviation within a configuration, "
-    source += f"{len(repeats)} repeated, {text.plural(freedom, 'degree')} of freedom)"
-    verdict = "beyond that noise" if gap > limit else f"within that noise, which reaches {text.number(limit)}"
-    return [Verdict("noise", GOOD if gap > limit else WARN, text.number(gap), f"{apart}, {verdict}: {source}.")]
+    where = "beyond" if gap > limit else "within"
+    words = f"{apart}, {where} the noise: seeds alone move a value by {text.number(deviation)} (standard deviation "
+    words += f"within a configuration, {len(repeats)} repeated, {text.plural(freedom, 'degree')} of freedom), so that "
+    words += f"equal ones may be {text.number(limit)} apart."
+    return [Verdict("noise", GOOD if gap > limit else WARN, text.number(gap), words)]
 
 
 def seed_repeats(records: Iterable[TrialRecord]) -> list[list[float]]:
