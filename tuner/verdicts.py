@@ -196,7 +196,7 @@ def _agreement(step: int, max_t: int, rho: float, n: int, is_selected: bool) -> 
     tone = GOOD if rho >= AGREES else NOTE if rho >= DISAGREES else WARN
     how = {GOOD: "agree well with", NOTE: "agree in part with", WARN: "hardly agree with"}[tone]
     advice = "; a later first rung (scheduler.grace_period) would judge better" if tone == WARN else ""
-    survivors = " (the survivors: over all trials it would be higher)" if is_selected else ""
+    survivors = " (the survivors: over all trials it would likely be higher)" if is_selected else ""
     words = (
         f"Ranks at step {step} {how} those at step {max_t}: Spearman {rho:.2f} over the {n} trials that reached "
         f"both{survivors}{advice}."
