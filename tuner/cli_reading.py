@@ -37,7 +37,10 @@ def list_(root: RootOption = ROOT, form: FormatOption = Format.TABLE) -> int:
     """List the studies under --root."""
     from tuner.study_dir import list_studies
 
-    output.studies([_status_or_damage(root, name) for name in list_studies(root)], form)
+    names = list_studies(root)
+    output.studies([_status_or_damage(root, name) for name in names], form)
+    if not names:
+        output.note(f"There is no study under {root}; see `tune run`.")
     return 0
 
 

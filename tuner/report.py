@@ -168,7 +168,9 @@ def _best_table(study: Study, best: TrialRecord, default: int | None) -> str:
         ]
         for name, parameter in names.items()
     ]
-    place = page.facts({"checkpoint": best.checkpoint or "none", "MLflow run": best.mlflow_run_id or "none"})
+    # A run that MLflow has not made yet, at the end of a search say, is not missing.
+    run = {} if best.mlflow_run_id is None else {"MLflow run": best.mlflow_run_id}
+    place = page.facts({"checkpoint": best.checkpoint or "none"} | run)
     columns = ["parameter", f"trial {best.number}", "default", "searched"]
     return page.table(columns, rows, numbers=columns[1:3]) + place
 
