@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import shutil
 import socket
 import sys
 import threading
@@ -32,7 +33,7 @@ from tuner.study_dir import REPORT, refuse_existing
 from tuner.tracking import MlflowTracker
 from tuner.worker_group import SlotSettings, free_placement_group
 
-TRACKING_PATIENCE_S = 15.0
+TRACKING_PATIENCE_S, ROOM_FOR_REPORT = 15.0, 50_000_000
 
 
 def run(
@@ -170,14 +171,15 @@ def _search(study: Study, plan: Plan, observer: Observer) -> Study:
 def _write_report(study: Study, observer: Observer) -> None:
     """Write the page that the study's run in MLflow carries; who interrupts a study does not wait for it."""
     state = study.state_at_rest()
-    if not study.spec.mlflow.enabled or state == "interrupted":
+    # On a disk that is almost full the record needs what is left.
+    if not study.spec.mlflow.enabled or state == "interrupted" or shutil.disk_usage(study.dir).free < ROOM_FOR_REPORT:
         return
     from tuner.report import write_report
 
     try:
         write_report(study, state=state)
     except Exception as error:  # a view must not cost the study its end
-        observer.warning(f"report.html is not written: {error}")
+        observer.warning(f"report.html is not written: {getattr(error, 'message', error)}")
 
 
 def _summary(study: Study) -> dict[str, Any]:
