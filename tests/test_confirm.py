@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,16 @@ from tests.conftest import Tune
 from tests.studies import Recorder, study_spec
 from tuner import outcomes
 from tuner.confirm import confirm, confirm_spec, points
-from tuner.confirmation import ARM_KEYS, FOLDER, Confirmation, confirm_outcome, read_confirmation
+from tuner.confirmation import (
+    ARM_KEYS,
+    FOLDER,
+    Confirmation,
+    command_again,
+    confirm_outcome,
+    open_confirmation,
+    read_confirmation,
+)
+from tuner.confirmed_figure import confirmed as confirmed_figure
 from tuner.errors import InputError
 from tuner.record import TrialRecord
 from tuner.report import report_page
@@ -147,11 +158,35 @@ def test_best_and_the_report_show_what_was_confirmed(demo_study: Study, tune: Tu
     assert Study.open(demo_study.dir.parent, "demo").status() == before
     shown = tune("best", "demo").stdout
     assert "trial 0 (default) wins" in shown
+    best = json.loads(tune("best", "demo", "--format", "json").stdout)
+    assert (best["number"], best["confirmation"]) == (1, found.to_json())
     page = report_page(demo_study)
     assert "Confirmed with new seeds" in page
-    assert "within that noise" in page or "beyond that noise" in page
+    assert "within the noise" in page or "beyond the noise" in page
     assert outcomes.confirmed_rows(found)[0][:2] == ["trial 0 (default)", "3.0120"]
     assert tune("list").stdout.count("demo") == 1
+
+
+def test_what_is_left_of_a_confirmation_is_counted_and_gone_on_with(demo_study: Study) -> None:
+    runs = points(demo_study, top=2, seeds=4)
+    made = Study.create(confirm_spec(demo_study, runs), "", demo_study.dir)
+    made.close()
+    found, opened = read_confirmation(demo_study), open_confirmation(demo_study)
+    assert found is not None
+    assert opened is not None
+    assert found.pending == 8
+    assert command_again(demo_study, opened).endswith("--top 1 --seeds 4"), "the default one is run in any case"
+    assert points(demo_study, 1, 4, earlier=runs) == runs
+
+
+def test_the_plot_shows_the_best_ones_whole_and_tells_what_is_far_off() -> None:
+    near = {3: [3.00, 3.01, 3.02], 5: [3.01, 3.02, 3.03]}
+    layout = confirmed_figure(outcome({0: [5.0, 5.1, 5.2], **near}), "loss").layout
+    assert 2.9 < layout["xaxis"]["range"][0] < layout["xaxis"]["range"][1] < 3.2
+    (told,) = layout["annotations"]
+    assert (told["y"], told["text"], told["x"]) == ("trial 0 (default)", "5.1000 ± 0.2484, off the axis →", 1)
+    assert confirmed_figure(outcome({0: [3.05, 3.04, 3.06], **near}), "loss").layout["annotations"] == []
+    assert confirmed_figure(outcome({0: [None, None]}), "loss").layout["annotations"] == []
 
 
 def test_a_confirmation_with_nothing_left_to_run_is_only_shown(demo_study: Study, tune: Tune) -> None:
@@ -184,3 +219,41 @@ def test_a_confirmation_is_run_kept_and_extended(tmp_path: Path, ray_cluster: No
     assert len(set(again.arms[0].values.values())) == 3, "another seed is another order of the examples"
     assert len(Study.open(tmp_path / "studies", "tiny").trials()) == 2
     assert (study.dir / FOLDER / "environment.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+def test_tune_stop_reaches_a_confirmation_and_it_goes_on_where_it_was(tmp_path: Path, tune: Tune) -> None:
+    spec = study_spec(tmp_path, train={"max_steps": 200}, scheduler={"type": "none", "max_t": 200})
+    study = Study.create(spec, "", tmp_path / "studies")
+    space = {"learning_rate": distribution(spec.search_space.parameters["learning_rate"])}
+    number = study.add_trial(Proposal({"learning_rate": 1e-2}, space))
+    study.report(number, 200, 4.0)
+    study.finish(number, "COMPLETE")
+    study.close()
+    assert tune("stop", "tiny").returncode == 2, "neither runs"
+    arguments = ("confirm", "tiny", "--top", "1", "--seeds", "2")
+    with ThreadPoolExecutor() as pool:
+        confirming = pool.submit(tune, *arguments, "--verbose", timeout_s=200)
+        _wait_for(lambda: _steps(study) >= 3)
+        stopped = tune("stop", "tiny")
+        assert (stopped.returncode, stopped.stdout) == (0, "tiny/confirm stopped: 2 RUNNING\n")
+        assert stopped.stderr == "Go on with it: tune confirm tiny --top 1 --seeds 2\n"
+        ended = confirming.result()
+    assert (ended.returncode, "stopped; go on with: tune confirm tiny --top 1 --seeds 2" in ended.stderr) == (1, True)
+    assert ended.stdout.startswith("No run with another seed") or "No run with another seed" in ended.stdout
+    found, state = confirm(study, top=1, seeds=2)
+    assert (state, [len(arm.values) for arm in found.arms], found.pending) == ("finished", [2], 0)
+
+
+def _steps(study: Study) -> int:
+    runs = open_confirmation(study)
+    return max((record.step for record in runs.trials()), default=0) if runs else 0
+
+
+def _wait_for(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

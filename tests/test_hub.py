@@ -1,13 +1,16 @@
-"""Models the hub does not give out: one line before anything starts. A local server answers as the hub does."""
+"""Models the hub does not give out, in one line; downloads from it. A local server answers as the hub does."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -44,13 +47,42 @@ class Hub(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture(scope="module")
-def hub() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+class Files(BaseHTTPRequestHandler):
+    """Every model is the one in `folder`."""
+
+    folder = Path()
+
+    def do_HEAD(self) -> None:
+        path = self.folder / self.path.partition("/resolve/main/")[2]
+        data = path.read_bytes() if path.is_file() else b""
+        self.send_response(200 if path.is_file() else 404)
+        etag = hashlib.sha1(data).hexdigest()
+        headers = {"X-Repo-Commit": "0" * 40, "ETag": f'"{etag}"', "Content-Length": str(len(data))}
+        for name, value in (headers | ({} if path.is_file() else {"X-Error-Code": "EntryNotFound"})).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(data)
+
+    do_GET = do_HEAD
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[str]:
+    with serving(Hub) as url:
+        yield url
 
 
 def environment(hub: str, folder: Path, token: str) -> dict[str, str]:
@@ -65,17 +97,35 @@ print(json.dumps([access_fault(name) for name in sys.argv[1:]]))
 """
 
 
-def faults_of(names: list[str], variables: dict[str, str]) -> list[str]:
-    """What a fresh process, which reads its environment, says of models."""
+LOAD = """
+from pathlib import Path
+from tests.tiny import CPU, tiny_config
+from trainables import progress
+from trainables.model import build_model
+from trainables.tokenizer import load_tokenizer
+progress.EVERY_S = 0.0
+config = tiny_config(Path("none.jsonl"), model="open/model", tokenizer="byte-level")
+with progress.heard_by(print):
+    build_model(config, load_tokenizer(config), CPU.device)
+"""
+
+
+def said_by(script: str, arguments: list[str], variables: dict[str, str]) -> str:
+    """What a fresh process, which reads its environment, prints."""
     done = subprocess.run(
-        [sys.executable, "-c", ASK, *names],
+        [sys.executable, "-c", script, *arguments],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), **variables},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=True,
     )
-    faults: list[str] = json.loads(done.stdout)
+    return done.stdout
+
+
+def faults_of(names: list[str], variables: dict[str, str]) -> list[str]:
+    """What is said of models."""
+    faults: list[str] = json.loads(said_by(ASK, names, variables))
     return faults
 
 
@@ -134,3 +184,19 @@ def test_a_gated_model_without_a_token_ends_the_command_before_anything_starts(
 def test_a_hub_that_cannot_be_asked_refuses_nothing(tmp_path: Path) -> None:
     # Nothing listens on the port that is kept for discarding.
     assert faults_of(["meta-llama/Llama-3.1-8B"], environment("http://127.0.0.1:9", tmp_path, "")) == [""]
+
+
+@pytest.mark.slow
+def test_a_download_tells_its_file_rate_and_time_left(tmp_path: Path) -> None:
+    from tests.tiny import CPU, MODEL, tiny_config
+    from trainables.model import build_model
+    from trainables.tokenizer import load_tokenizer
+
+    config = tiny_config(tmp_path / "none.jsonl", model=MODEL)
+    made = build_model(config, load_tokenizer(config), CPU.device)
+    made.save_pretrained(tmp_path / "model")  # type: ignore[operator]
+    with serving(type("Served", (Files,), {"folder": tmp_path / "model"})) as url:
+        told = said_by(LOAD, [], environment(url, tmp_path / "cache", "")).splitlines()
+    assert told[:2] == ["loads open/model", "downloads model.safetensors"]
+    assert re.fullmatch(r"downloads model.safetensors: 100%, \d+\.\d MB/s, about 0 s left", told[2])
+    assert told[-1].startswith("loading weights: 100%")

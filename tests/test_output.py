@@ -140,8 +140,8 @@ def test_best_json_is_one_trial_and_with_top_a_list(demo_study: Study, capsys: C
     shown = json.loads(capsys.readouterr().out)
     assert isinstance(shown, list) is as_list
     one = shown[0] if as_list else shown
-    assert list(one) == [*SHAPE, "default_value"]
-    assert (one["number"], one["value"], one["default_value"]) == (1, 3.0, 4.0)
+    assert list(one) == [*SHAPE, "default_value", "confirmation"]
+    assert (one["number"], one["value"], one["default_value"], one["confirmation"]) == (1, 3.0, 4.0, None)
 
 
 def test_status_json_has_the_stable_shape(demo_study: Study, capsys: Capture) -> None:
@@ -173,6 +173,12 @@ def test_tables_fit_the_screen_whatever_is_in_them(width: int) -> None:
     assert max(map(len, lines)) <= width
 
 
+def test_a_number_is_not_folded_where_names_are_long() -> None:
+    params = {"warmup_ratio_of_it": 2.729e-4, "another_one": 3}
+    shown = rendered(tables.trials([record(0, params=params)], metric="eval_loss", width=60), 60)
+    assert "warmup…of_it=0.0002729" in shown
+
+
 def test_parameters_have_columns_of_their_own_where_that_fits() -> None:
     wide = rendered(tables.trials([record(0)], metric="eval_loss", width=100), 100)
     narrow = rendered(tables.trials([record(0)], metric="eval_loss", width=55), 55)
@@ -202,6 +208,7 @@ def test_the_outcome_names_gain_failures_and_the_next_commands(demo_study: Study
     for command in (
         f"tune resume demo --root {root} --set search.num_trials=16",
         f"tune best demo --root {root}",
+        f"tune report demo --root {root}",
         f"tune ui demo --root {root}",
     ):
         assert f"  {command}\n" in shown.err
@@ -210,6 +217,11 @@ def test_the_outcome_names_gain_failures_and_the_next_commands(demo_study: Study
 def test_no_gain_is_claimed_over_a_default_trial_that_was_stopped_early(demo_study: Study) -> None:
     longer = replace(demo_study.best()[0], step=81)
     assert outcomes.gain(demo_study, longer).endswith("; the default trial ended at step 27, at 4.0000")
+
+
+def test_a_trial_that_was_stopped_early_compares_with_what_the_default_one_had_by_then(demo_study: Study) -> None:
+    words = outcomes.against_default(demo_study, demo_study.trial(2))
+    assert words == ", 30.0 % worse than the default trial's 5.0000 after as many steps"
 
 
 def test_a_default_trial_that_is_best_is_said_to_be(demo_study: Study) -> None:

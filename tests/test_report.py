@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import struct
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,10 @@ import pytest
 from tests import browser
 from tests.benchmarks.large_study import make_large_study
 from tests.conftest import Tune
-from tuner import page
+from tuner import page, screenshot
 from tuner.cost import study_cost
 from tuner.environment import environments, note_environment
+from tuner.errors import InputError
 from tuner.lanes import assign_lanes
 from tuner.report import MAX_ROWS, report_page, write_report
 from tuner.sampling import Proposal, distribution
@@ -113,7 +115,7 @@ def test_the_page_has_every_part_and_asks_for_nothing(demo_study: Study) -> None
     words = " ".join(tags.words)
     assert "25.0 %" in words
     assert "1 of 4 trials diverged" in words
-    assert "step 3 foretell those at step 27 cannot be said" in words
+    assert "at steps 3 and 9 foretell those at step 27 cannot be said: only 2 ran to the end" in words
 
 
 def test_the_report_is_written_in_the_studys_folder_by_a_verb(demo_study: Study, tune: Tune) -> None:
@@ -190,6 +192,22 @@ def test_json_in_a_script_cannot_end_it() -> None:
     text = page.script_json({"a": "</script><!--", "b": math.nan})
     assert "<" not in text
     assert json.loads(text) == {"a": "</script><!--", "b": None}
+
+
+def test_without_a_browser_there_is_a_page_but_no_picture(demo_study: Study, tune: Tune) -> None:
+    done = tune("report", "demo", "--png", "report.png", PATH="")
+    assert (done.returncode, done.stdout) == (2, "studies/demo/report.html\n")
+    assert done.stderr.startswith("a picture needs Chromium or Chrome, and none is on the PATH\nInstall one")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not browser.is_there(), reason="needs chromium")
+def test_a_picture_is_drawn_by_the_browser(demo_study: Study, tmp_path: Path) -> None:
+    screenshot.draw(write_report(demo_study), tmp_path / "report.png")
+    head = (tmp_path / "report.png").read_bytes()[:24]
+    assert (head[1:4], *struct.unpack(">II", head[16:])) == (b"PNG", screenshot.WIDTH, screenshot.HEIGHT)
+    with pytest.raises(InputError, match="cannot be written"):
+        screenshot.draw(write_report(demo_study), tmp_path / "missing" / "report.png")
 
 
 @pytest.mark.slow

@@ -104,6 +104,9 @@ def test_mlflow_has_one_parent_and_a_child_for_each_trial_with_its_state(finishe
         points = client.get_metric_history(child.info.run_id, "train_loss")
         assert sorted(point.step for point in points) == list(range(1, trial.step + 1))
         assert len(client.get_metric_history(child.info.run_id, "eval_loss")) == trial.step
+    (parent,) = (run.info.run_id for run in runs if run.info.run_id not in children)
+    assert {"report.html", "leaderboard.json"} <= {file.path for file in client.list_artifacts(parent)}
+    assert ">finished · eval_loss, min" in (study.dir / "report.html").read_text(encoding="utf-8")
 
 
 def test_each_trial_has_a_log(finished: tuple[Study, Recorder]) -> None:

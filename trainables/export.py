@@ -13,6 +13,7 @@ from trainables.checkpoint import load_weights, trained
 from trainables.config import TrainConfig
 from trainables.lora import add_adapters, merge_adapters
 from trainables.model import build_model
+from trainables.progress import Stage, bars_told
 from trainables.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def export(
     model: Any = build_model(config, tokenizer, host)
     if config.lora is not None:
         add_adapters(model, config, host)
+    Stage(f"reads {checkpoint}")
     load_weights(model, checkpoint)
     try:
         tokenizer.save_pretrained(folder)
@@ -66,7 +68,8 @@ def _save_model(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path, dt
     model.to(getattr(torch, dtype))
     model.config.use_cache = True
     _stop_where_examples_end(model, tokenizer)
-    model.save_pretrained(folder)
+    with bars_told("writes the model"):
+        model.save_pretrained(folder)
 
 
 def _save_adapters(model: Any, config: TrainConfig, folder: Path, dtype: Dtype) -> None:

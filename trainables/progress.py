@@ -70,8 +70,7 @@ class Bar:
     ) -> None:  # fmt: skip
         self._iterable = iterable
         self.n, self.total, self.unit = initial, total if total is not None else _length(iterable), unit
-        what = (desc or "loads").strip()
-        self._stage = Stage(what[:1].lower() + what[1:], self.total, unit)
+        self._stage = Stage(_stage_name((desc or "loads").strip(), unit), self.total, unit)
 
     def __iter__(self) -> Iterator[Any]:
         for item in self._iterable:
@@ -115,6 +114,13 @@ def bars_told(what: str) -> Iterator[None]:
         yield
     finally:
         set_tqdm_hook(earlier)
+
+
+def _stage_name(words: str, unit: str) -> str:
+    # A bar of bytes is named after its file's address, cut off on the left.
+    if unit == "B" and " " not in words:
+        return f"downloads {words.rpartition('/')[2]}"
+    return words[:1].lower() + words[1:]
 
 
 def _length(iterable: Iterable[Any]) -> int | None:

@@ -121,7 +121,9 @@ def confirm(
     seeds: Annotated[int, typer.Option("--seeds", min=2, metavar="N", help="New seeds for each.")] = 3,
     root: RootOption = ROOT,
     form: FormatOption = Format.TABLE,
+    address: AddressOption = None,
     quiet: QuietOption = False,
+    verbose: VerboseOption = False,
 ) -> int:
     """Run the best trials and the default one again with new seeds, and name the winner.
 
@@ -131,11 +133,15 @@ def confirm(
 
     opened = open_study(study, root)
     again = command("confirm", opened.dir, "--top", str(top), "--seeds", str(seeds))
-    with _progress(opened.dir, quiet, go_on=again) as observer:
-        found, state = run_again(opened, top=top, seeds=seeds, observer=observer)
+    with _progress(opened.dir, quiet, verbose, go_on=again) as observer:
+        found, state = run_again(opened, top=top, seeds=seeds, observer=observer, address=address)
     output.confirmed(opened, found, form)
+    if found.pending:
+        output.note(f"{state}; go on with: {again}")
+    elif found.ties:
+        more = command("confirm", opened.dir, "--top", str(top), "--seeds", str(2 * seeds))
+        output.note(f"More seeds may tell them apart: {more}")
     if state == "interrupted":
-        output.note(f"interrupted; go on with: {again}")
         return INTERRUPTED
     return 0 if any(arm.values for arm in found.arms) else 1
 
@@ -168,20 +174,28 @@ def stop(
     root: RootOption = ROOT,
     wait_s: Annotated[float, typer.Option("--wait", metavar="SECONDS", help="How long to wait for its end.")] = 60.0,
 ) -> int:
-    """End a study that runs in another terminal.
+    """End a study, or its confirmation, that runs in another terminal.
 
-    Its running trials save a checkpoint; the study can be resumed.
+    Its running trials save a checkpoint; it can be gone on with.
     """
+    from tuner.confirmation import FOLDER, command_again, open_confirmation
+
     opened = open_study(study, root)
-    if not opened.is_running:
+    confirmation = None if opened.is_running else open_confirmation(opened)
+    running = confirmation or opened
+    if not running.is_running:
         raise InputError(f"study {study!r} is not running", f"See how it stands: {command('status', opened.dir)}")
-    opened.ask_to_stop()
+    running.ask_to_stop()
     deadline = time.monotonic() + wait_s
-    while opened.is_running and time.monotonic() < deadline:
+    while running.is_running and time.monotonic() < deadline:
         time.sleep(0.2)
-    if opened.is_running:
+    if running.is_running:
         raise TuneError(f"study {study!r} still runs after {wait_s:g} s", "It ends once its trials have saved.")
-    output.stopped(open_study(study, root))
+    ended = open_study(running.dir.name, running.dir.parent)
+    if confirmation is None:
+        output.stopped(opened.name, ended, command("resume", opened.dir))
+    else:
+        output.stopped(f"{opened.name}/{FOLDER}", ended, command_again(opened, confirmation))
     return 0
 
 

@@ -20,6 +20,7 @@ from tuner.cli_arguments import (
     open_study,
     trial_of,
 )
+from tuner.commands import command
 from tuner.errors import InputError, TuneError
 from tuner.formats import Format
 
@@ -36,7 +37,10 @@ def list_(root: RootOption = ROOT, form: FormatOption = Format.TABLE) -> int:
     """List the studies under --root."""
     from tuner.study_dir import list_studies
 
-    output.studies([_status_or_damage(root, name) for name in list_studies(root)], form)
+    names = list_studies(root)
+    output.studies([_status_or_damage(root, name) for name in names], form)
+    if not names:
+        output.note(f"There is no study under {root}; see `tune run`.")
     return 0
 
 
@@ -52,6 +56,8 @@ def status(
 
     Counts of trials, the best one, the time spent. Safe while the study runs, like every reading verb.
     """
+    from tuner.confirmation import open_confirmation
+
     opened = open_study(study, root)
     if svg is not None:
         from tuner.picture import draw
@@ -61,6 +67,9 @@ def status(
     if watch and opened.is_running:
         _watch(opened, is_quiet=form is not Format.TABLE)
     output.status(opened.status(), form)
+    runs = open_confirmation(opened)
+    if runs is not None and runs.is_running:
+        output.note(f"Its confirmation runs: {command('status', runs.dir, '--watch')}")
     return 0
 
 
@@ -111,10 +120,13 @@ def export(
 
     DIR holds model, tokenizer and generation config: AutoModelForCausalLM.from_pretrained(DIR).
     """
+    from trainables.progress import heard_by
     from tuner.export import export
 
     opened = open_study(study, root)
-    record = export(opened, to, trial, dtype=dtype, merge=merge, register=register)
+    with heard_by(output.in_place):
+        record = export(opened, to, trial, dtype=dtype, merge=merge, register=register)
+    output.in_place("")
     output.exported(opened, record, to)
     return 0
 
@@ -211,6 +223,7 @@ def ui(
 def report(
     study: StudyArgument,
     to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="Write it elsewhere.")] = None,
+    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw its head as a picture, too.")] = None,
     show: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
     root: RootOption = ROOT,
 ) -> int:
@@ -218,10 +231,14 @@ def report(
 
     One page with plots, what they say in words, the cost and all trials; it needs no network.
     """
+    from tuner import screenshot
     from tuner.report import write_report
 
     path = write_report(open_study(study, root), to)
     output.result(str(path))
+    if png is not None:
+        screenshot.draw(path, png)
+        output.note(f"written: {png}")
     if show:
         typer.launch(str(path.absolute()))
     return 0

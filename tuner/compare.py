@@ -161,7 +161,7 @@ def facts(study: Compared) -> dict[str, str]:
         f"best {metric}": text.MISSING if best is None else f"{text.measured(best.value)} (trial {best.number})",
         "gain over default": text.percent(study.gain, 1),
         "best so far": text.curve(study.profile),
-        "hours": f"{study.hours:.2f}",
+        "time of running": text.duration(study.hours * 3600),
         "optimizer steps": str(study.steps),
         "trials": text.counts(study.counts),
     }

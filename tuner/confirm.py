@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 MAX_SEED = 2**31
 
 
-def confirm(study: Study, *, top: int, seeds: int, observer: Observer | None = None) -> tuple[Confirmation, str]:
+def confirm(
+    study: Study, *, top: int, seeds: int, observer: Observer | None = None, address: str | None = None
+) -> tuple[Confirmation, str]:
     """Run what is missing of a confirmation; what was run before is kept.
 
     Args:
@@ -31,6 +33,7 @@ def confirm(study: Study, *, top: int, seeds: int, observer: Observer | None = N
         top: How many of the best trials.
         seeds: Under how many new seeds each.
         observer: Hears of every event.
+        address: A Ray cluster to join; None starts one on this machine.
 
     Returns:
         What was found, and how the runs ended: finished, interrupted or stopped.
@@ -43,19 +46,20 @@ def confirm(study: Study, *, top: int, seeds: int, observer: Observer | None = N
     is_new = not (study.dir / FOLDER / SPEC).exists()
     earlier = () if is_new else read_spec(study.dir / FOLDER).search.initial
     spec = confirm_spec(study, points(study, top, seeds, earlier))
-    state = _start(study, spec, observer) if is_new else _go_on(study, spec, observer)
+    state = (_start if is_new else _go_on)(study, spec, observer, address)
     found = read_confirmation(study)
     assert found is not None, "it has just been written"
     return found, state
 
 
-def _start(study: Study, spec: StudySpec, observer: Observer | None) -> str:
+def _start(study: Study, spec: StudySpec, observer: Observer | None, address: str | None) -> str:
     from tuner import search
 
-    return search.run(spec, source_text=_source(spec), root=study.dir, observer=observer).state_at_rest()
+    ended = search.run(spec, source_text=_source(spec), root=study.dir, observer=observer, address=address)
+    return ended.state_at_rest()
 
 
-def _go_on(study: Study, spec: StudySpec, observer: Observer | None) -> str:
+def _go_on(study: Study, spec: StudySpec, observer: Observer | None, address: str | None) -> str:
     from tuner.study import Study as _Study
 
     opened = _Study.open(study.dir, FOLDER, writable=True)
@@ -68,7 +72,7 @@ def _go_on(study: Study, spec: StudySpec, observer: Observer | None) -> str:
         return "finished"
     from tuner import search
 
-    return search.resume(FOLDER, root=study.dir, observer=observer).state_at_rest()
+    return search.resume(FOLDER, root=study.dir, observer=observer, address=address).state_at_rest()
 
 
 def points(study: Study, top: int, seeds: int, earlier: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:

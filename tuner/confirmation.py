@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tuner.commands import command
 from tuner.inference import CONFIDENCE, Interval, mean_interval
+from tuner.study_dir import SPEC
 
 if TYPE_CHECKING:
     from tuner.record import TrialRecord
@@ -62,7 +64,7 @@ class Confirmation:
         winner: The arm that is better than every other one beyond the noise; None where there is none.
         ties: Arms that the best one is not apart from.
         gain: How much better the best arm is than the default one, seed by seed; None without a default.
-        pending: Runs that have not ended.
+        pending: Runs that have not ended, or not begun.
     """
 
     arms: tuple[Arm, ...]
@@ -107,7 +109,10 @@ class Confirmation:
 
 
 def confirm_outcome(
-    configurations: Sequence[tuple[int | None, bool, Mapping[str, Any]]], runs: Iterable[TrialRecord], mode: str
+    configurations: Sequence[tuple[int | None, bool, Mapping[str, Any]]],
+    runs: Iterable[TrialRecord],
+    mode: str,
+    num_planned: int = 0,
 ) -> Confirmation:
     """Sum up the runs of a confirmation.
 
@@ -115,13 +120,14 @@ def confirm_outcome(
         configurations: (number of its trial, whether it is the default one, parameters) of each.
         runs: The runs; their parameters are those of a configuration and a seed.
         mode: min or max.
+        num_planned: How many runs there will be in all.
     """
     records = list(runs)
     sign = 1.0 if mode == "min" else -1.0
     arms = [_arm(number, is_default, params, records) for number, is_default, params in configurations]
     known = [arm for arm in arms if arm.values or arm.failed]
     known.sort(key=lambda arm: (len(arm.failed), arm.mean is None, sign * arm.mean.mean if arm.mean else 0.0))
-    pending = sum(record.state == "RUNNING" for record in records)
+    pending = max(num_planned, len(records)) - sum(record.state != "RUNNING" for record in records)
     if not known or known[0].mean is None:
         return Confirmation(tuple(known), None, (), None, pending)
     best, others = known[0], known[1:]
@@ -135,11 +141,10 @@ def confirm_outcome(
 
 def read_confirmation(study: Study) -> Confirmation | None:
     """The confirmation that is kept in a study's folder; None when there is none."""
-    from tuner.study import Study as _Study
-
-    if not (study.dir / FOLDER / "spec.json").exists():
+    opened = open_confirmation(study)
+    if opened is None:
         return None
-    runs = _Study.open(study.dir, FOLDER).trials()
+    runs = opened.trials()
     known = {_key(record.params): record.number for record in reversed(study.trials())}
     default = study.default_trial
     configurations: dict[str, tuple[int | None, bool, Mapping[str, Any]]] = {}
@@ -147,7 +152,23 @@ def read_confirmation(study: Study) -> Confirmation | None:
         params = without_seed(run.params)
         number = known.get(_key(params))
         configurations.setdefault(_key(params), (number, number is not None and number == default, params))
-    return confirm_outcome(list(configurations.values()), runs, study.spec.objective.mode)
+    planned = opened.spec.search.num_trials
+    return confirm_outcome(list(configurations.values()), runs, study.spec.objective.mode, planned)
+
+
+def open_confirmation(study: Study) -> Study | None:
+    """The study of a confirmation's runs, to read; None when there is none."""
+    from tuner.study import Study as _Study
+
+    return _Study.open(study.dir, FOLDER) if (study.dir / FOLDER / SPEC).exists() else None
+
+
+def command_again(study: Study, runs: Study) -> str:
+    """The command that goes on with a confirmation as it was asked for."""
+    points, default = runs.spec.search.initial, study.default_trial
+    chosen = {_key(point) for point in points} - {"" if default is None else _key(study.trial(default).params)}
+    seeds = {point[SEED] for point in points}
+    return command("confirm", study.dir, "--top", str(len(chosen) or 1), "--seeds", str(len(seeds)))
 
 
 def without_seed(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuner import text
 from tuner.lanes import assign_lanes
@@ -36,11 +36,8 @@ from tuner.traces import (
 )
 from tuner.verdict import at_step
 
-if TYPE_CHECKING:
-    from tuner.confirmation import Confirmation
-
 __all__ = [
-    "confirmed", "curves", "history", "importances", "parallel", "progress", "slices", "spent", "survivors", "timeline",
+    "curves", "history", "importances", "parallel", "progress", "slices", "spent", "survivors", "timeline",
 ]  # fmt: skip
 SERIES = (ACCENT, "$warn", GOOD, BAD, MUTED, INK)
 MAX_CURVES, MAX_POINTS, MAX_BARS = 120, 1500, 1500
@@ -244,40 +241,6 @@ def survivors(found: Mapping[int, int], expected: Mapping[int, int]) -> Figure:
     ]
     layout = {"barmode": "group", "yaxis": {"title": {"text": "trials"}}}
     return Figure("survivors", "Trials that reached each rung", data, layout, height=260)
-
-
-def confirmed(found: Confirmation, metric: str) -> Figure:
-    """Each configuration's value under every seed, and the mean with its interval."""
-    names = [short(arm.name) for arm in found.arms]
-    dots = [
-        (name, seed, value) for name, arm in zip(names, found.arms, strict=True) for seed, value in arm.values.items()
-    ]
-    means = [(name, arm.mean) for name, arm in zip(names, found.arms, strict=True) if arm.mean]
-    data = [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "one seed",
-            "x": [value for _, _, value in dots],
-            "y": [name for name, _, _ in dots],
-            "text": [f"seed {seed}: {text.measured(value)}" for _, seed, value in dots],
-            "hoverinfo": "text",
-            "marker": {"color": MUTED, "size": 7},
-        },
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "mean and 95 % interval",
-            "x": [mean.mean for _, mean in means],
-            "y": [name for name, _ in means],
-            "error_x": {"type": "data", "array": [mean.half_width or 0.0 for _, mean in means], "color": ACCENT},
-            "marker": {"color": ACCENT, "size": 10, "symbol": "diamond"},
-            "hoverinfo": "x",
-        },
-    ]
-    axis = {"categoryorder": "array", "categoryarray": names[::-1]}
-    layout = {"xaxis": {"title": {"text": short(metric)}}, "yaxis": axis, "legend": {"y": -0.35}}
-    return Figure("confirmed", "Confirmed with new seeds", data, layout, height=150 + 34 * len(names))
 
 
 def progress(curves: Mapping[str, Sequence[tuple[int, int, float]]], metric: str, by: str) -> Figure:

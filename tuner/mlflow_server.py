@@ -95,10 +95,10 @@ def _free_port(wanted: int) -> int:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM and a closed terminal end the block as Ctrl-C does."""
+    """SIGTERM and a closed terminal end the block as Ctrl-C does, which ends it in a script's background as well."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    with handling_signals(interrupt, (signal.SIGTERM, signal.SIGHUP)):
+    with handling_signals(interrupt, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
         yield

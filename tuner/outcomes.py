@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tuner import text
 from tuner.commands import command
+from tuner.record import objective_value
 from tuner.tracking_links import run_url, server_url, study_target, study_url
 
 if TYPE_CHECKING:
@@ -31,15 +32,18 @@ def against_default(study: Study, leader: TrialRecord) -> str:
     if leader.number == number:
         return ", the default trial: nothing tried was better"
     default = study.trial(number)
-    if default.value is None:
+    # A trial that was stopped early compares with what the default one had by then.
+    then = {step: value for step, value in default.reports.items() if step <= leader.step}
+    base = objective_value(then, study.spec.objective)
+    if base is None:
         return ""
     if default.step < leader.step:
         # Losses at unlike steps do not compare: a gain would be claimed that is only longer training.
         return f"; the default trial ended at step {default.step}, at {text.measured(default.value)}"
-    better_by = (default.value - leader.value) * (1 if study.spec.objective.mode == "min" else -1)
-    amount = text.percent(abs(better_by / default.value), 1) if default.value else text.measured(abs(better_by))
-    word = "better" if better_by >= 0 else "worse"
-    return f", {amount} {word} than the default trial's {text.measured(default.value)}"
+    better_by = (base - leader.value) * (1 if study.spec.objective.mode == "min" else -1)
+    amount = text.percent(abs(better_by / base), 1) if base else text.measured(abs(better_by))
+    word, when = "better" if better_by >= 0 else "worse", " after as many steps" if default.step > leader.step else ""
+    return f", {amount} {word} than the default trial's {text.measured(base)}{when}"
 
 
 def confirmed_rows(found: Confirmation) -> list[list[str]]:
@@ -82,7 +86,7 @@ def next_commands(study: Study, state: str) -> list[str]:
     """What to type after a search, one command a line under `next:`."""
     spec = study.spec
     extend = ["--set", f"search.num_trials={2 * spec.search.num_trials}"] if state == "finished" else []
-    commands = [command("resume", study.dir, *extend), command("best", study.dir)]
+    commands = [command("resume", study.dir, *extend), command("best", study.dir), command("report", study.dir)]
     if spec.mlflow.enabled:
         commands.append(mlflow_command(study))
     return ["next:", *(f"  {line}" for line in commands)]

@@ -30,7 +30,7 @@ _WIDTH_WITHOUT_TERMINAL = 200
 TRIAL_KEYS = (
     "number", "state", "value", "step", "params", "reason", "checkpoint", "mlflow_run_id", "started", "ended",
 )  # fmt: skip
-BEST_KEYS = (*TRIAL_KEYS, "default_value")
+BEST_KEYS = (*TRIAL_KEYS, "default_value", "confirmation")
 STATUS_KEYS = ("study", "state", "counts", "best", "slots", "elapsed_s", "training_share")
 
 
@@ -56,6 +56,13 @@ def raw(piece: str) -> None:
 def note(line: str) -> None:
     """One message on stderr, as it is."""
     sys.stderr.write(f"{line}\n")
+
+
+def in_place(line: str) -> None:
+    """What goes on, where somebody looks; the next line takes its place."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\033[K{line[: screen(to_stderr=True).width - 1]}")
+        sys.stderr.flush()
 
 
 def version() -> None:
@@ -112,26 +119,30 @@ def trials(study: Study, form: Format) -> None:
 
 def best(study: Study, records: Sequence[TrialRecord], form: Format, *, as_list: bool) -> None:
     """The best trials; `as_list` keeps JSON a list even when there is but one."""
+    from tuner.confirmation import read_confirmation
+
+    found = read_confirmation(study)
     if form is not Format.TABLE:
-        rows = [record.to_json() | {"default_value": study.default_value} for record in records]
+        of_study = {"default_value": study.default_value, "confirmation": found and found.to_json()}
+        rows = [record.to_json() | of_study for record in records]
         _data(rows if as_list or form is Format.CSV else rows[0], BEST_KEYS, form)
     elif as_list:
         _table(_trial_table(study, records))
+        if found is not None:
+            result(f"confirmed with new seeds: {' '.join(outcomes.confirmed_words(study, found))}")
     else:
-        _table(tables.facts(_best_facts(study, records[0])))
+        _table(tables.facts(_best_facts(study, records[0], found)))
         _remarks(study, study.trials())
 
 
-def _best_facts(study: Study, record: TrialRecord) -> dict[str, Any]:
-    from tuner.confirmation import read_confirmation
-
+def _best_facts(study: Study, record: TrialRecord, found: Confirmation | None) -> dict[str, Any]:
     facts = {
         "study": study.name,
         "trial": f"{record.number}, {record.state} at step {record.step}",
         study.spec.objective.metric: f"{text.measured(record.value)}{outcomes.against_default(study, record)}",
     }
     facts |= {f"  {name}": text.parameter(value, width=80) for name, value in record.params.items()}
-    if (found := read_confirmation(study)) is not None:
+    if found is not None:
         facts["confirmed"] = " ".join(outcomes.confirmed_words(study, found))
     place = outcomes.mlflow_place(study, record)
     run = " ".join(filter(None, [record.mlflow_run_id, place and f"({place})"]))
@@ -238,11 +249,11 @@ def comparison(studies: Sequence[Compared], form: Format) -> None:
         warning(f"these studies differ in {', '.join(unlike)}: their values are not of the same thing")
 
 
-def stopped(study: Study) -> None:
-    """A study that was asked to end has ended."""
+def stopped(name: str, study: Study, again: str) -> None:
+    """A study that was asked to end has ended; `again` goes on with it."""
     state = study.status()
-    result(f"{study.name} {state['state']}: {text.counts(state['counts'])}")
-    note(f"Go on with it: {command('resume', study.dir)}")
+    result(f"{name} {state['state']}: {text.counts(state['counts'])}")
+    note(f"Go on with it: {again}")
 
 
 def exported(study: Study, record: TrialRecord, folder: Path) -> None:

@@ -40,7 +40,7 @@ def parallel(records: Sequence[TrialRecord], parameters: Mapping[str, Parameter]
         "yaxis": {"visible": False, "range": [-0.16, 1.06]},
         "shapes": [upright(index, "solid") for index in range(len(axes))],
         "annotations": [*ticks, *(_head(index, axis.name) for index, axis in enumerate(axes))],
-        "margin": {"t": 66},
+        "margin": {"t": 66, "r": 34},
         "legend": {"y": -0.02},
     }
     words = "Up is better on the last axis. A line at the bottom of an axis: the parameter was not searched there."

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner import figures, page, text
+from tuner.commands import command
 from tuner.confirmation import Confirmation, read_confirmation
+from tuner.confirmed_figure import confirmed as confirmed_figure
 from tuner.cost import SECONDS_PER_HOUR, Cost, reached, study_cost
 from tuner.environment import environments
 from tuner.outcomes import CONFIRMED_COLUMNS, confirmed_rows, confirmed_words
@@ -28,19 +30,21 @@ if TYPE_CHECKING:
 MAX_ROWS, NUM_LEADERS, MIN_FOR_IMPORTANCE = 500, 10, 8
 
 
-def write_report(study: Study, to: Path | None = None) -> Path:
+def write_report(study: Study, to: Path | None = None, *, state: str | None = None) -> Path:
     """Write the page, in the place of an older one.
 
     Args:
         study: The study; it may be running.
         to: The file; None: `report.html` in the study's folder.
+        state: What it will be when this process has let go of it; None: what it is.
     """
-    return page.write(report_page(study), to or study.dir / REPORT)
+    return page.write(report_page(study, state), to or study.dir / REPORT)
 
 
-def report_page(study: Study) -> str:
+def report_page(study: Study, state: str | None = None) -> str:
     """The page as HTML."""
     spec, records, status = study.spec, study.trials(), study.status()
+    status["state"] = state or status["state"]
     default, cost = study.default_trial, study_cost(records, study.sessions(), study.spec.max_t)
     leaders = ranked(records, spec.objective)
     shown = _figures(study, records, leaders, default, cost)
@@ -49,12 +53,13 @@ def report_page(study: Study) -> str:
     confirmed = read_confirmation(study)
     repeats = confirmed.repeats if confirmed else ()
     if confirmed:
-        shown.append(figures.confirmed(confirmed, spec.objective.metric))
+        shown.append(confirmed_figure(confirmed, spec.objective.metric))
+    again = command("confirm", study.dir, "--top", "3")
     body = [
         f"<h1>{page.text(spec.study)}</h1>",
         page.sub(_subtitle(study, status)),
         page.tiles(_tiles(study, records, leaders, status, cost)),
-        page.section("What the trials say", _verdicts(all_verdicts(spec, records, default, repeats))),
+        page.section("What the trials say", _verdicts(all_verdicts(spec, records, default, repeats, again))),
         *([page.section("Confirmed with new seeds", _confirmed(study, confirmed))] if confirmed else []),
         *([page.section("The best trial", _best_table(study, leaders[0], default))] if leaders else []),
         page.two(by_name["history"], by_name["curves"]),
@@ -147,7 +152,7 @@ def _confirmed(study: Study, found: Confirmation) -> str:
         for name, *figures_, values in confirmed_rows(found)
     ]
     words = (page.sub(line) for line in confirmed_words(study, found))
-    plot = page.place(figures.confirmed(found, study.spec.objective.metric))
+    plot = page.place(confirmed_figure(found, study.spec.objective.metric))
     return "".join(words) + page.table(CONFIRMED_COLUMNS, rows, numbers=CONFIRMED_COLUMNS[1:4]) + plot
 
 
@@ -163,7 +168,9 @@ def _best_table(study: Study, best: TrialRecord, default: int | None) -> str:
         ]
         for name, parameter in names.items()
     ]
-    place = page.facts({"checkpoint": best.checkpoint or "none", "MLflow run": best.mlflow_run_id or "none"})
+    # A run that MLflow has not made yet, at the end of a search say, is not missing.
+    run = {} if best.mlflow_run_id is None else {"MLflow run": best.mlflow_run_id}
+    place = page.facts({"checkpoint": best.checkpoint or "none"} | run)
     columns = ["parameter", f"trial {best.number}", "default", "searched"]
     return page.table(columns, rows, numbers=columns[1:3]) + place
 

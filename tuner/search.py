@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import shutil
 import socket
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from tuner.study_dir import REPORT, refuse_existing
 from tuner.tracking import MlflowTracker
 from tuner.worker_group import SlotSettings, free_placement_group
 
-TRACKING_PATIENCE_S = 15.0
+TRACKING_PATIENCE_S, ROOM_FOR_REPORT = 15.0, 50_000_000
 
 
 def run(
@@ -64,11 +65,15 @@ def run(
     _check_access(spec)
     _tracker(spec, root / spec.study, observer).check()
     _import_ahead()
-    with handling_signals(_raise_interrupt), cluster.connected(address):
+    with (
+        handling_signals(_raise_interrupt),
+        cluster.connected(address),
+        _leaving_lost_cluster(observer, root / spec.study) as endings,
+    ):
         plan = _plan(spec)
         check_room(spec, root, plan.slots or 1)
         study = Study.create(spec, source_text, root)
-        return _search(study, plan, observer)
+        return _search(study, plan, observer, endings)
 
 
 def resume(
@@ -102,8 +107,12 @@ def resume(
         _check_access(study.spec)
         _tracker(study.spec, study.dir, observer).check()
         _import_ahead()
-        with handling_signals(_raise_interrupt), cluster.connected(address):
-            return _search(study, _plan(study.spec), observer)
+        with (
+            handling_signals(_raise_interrupt),
+            cluster.connected(address),
+            _leaving_lost_cluster(observer, study.dir) as endings,
+        ):
+            return _search(study, _plan(study.spec), observer, endings)
     finally:
         study.close()
 
@@ -135,7 +144,7 @@ def _plan(spec: StudySpec) -> Plan:
     return plan
 
 
-def _search(study: Study, plan: Plan, observer: Observer) -> Study:
+def _search(study: Study, plan: Plan, observer: Observer, endings: ExitStack) -> Study:
     from ray.experimental import internal_kv
 
     assert plan.slots is not None, "a plan made with a cluster's capacity knows its slots"
@@ -153,40 +162,55 @@ def _search(study: Study, plan: Plan, observer: Observer) -> Study:
     note_environment(study.dir, slots=plan.slots)
     observer.study_started(study, plan)
 
-    def end() -> None:
-        # Each of them is owed to somebody, also when the one before could not be done.
-        with ExitStack() as endings:
-            endings.callback(study.close)
-            endings.callback(observer.study_ended, study)
-            endings.callback(tracker.close, TRACKING_PATIENCE_S)
-            endings.callback(lambda: tracker.end_study(_summary(study), [study.dir / REPORT]))
-            endings.callback(controller.close)
-
-    def leave_lost_cluster() -> None:
-        _leave_lost_cluster(study, observer, end)
-
-    try:
-        with _interruptible(controller), watching(*cluster.head(), leave_lost_cluster):
-            _run_tune(controller, _settings(study, plan, stop_key), plan.slots)
-    finally:
-        end()
+    # Each of them is owed to somebody, also when the one before could not be done.
+    endings.callback(study.close)
+    endings.callback(observer.study_ended, study)
+    endings.callback(tracker.close, TRACKING_PATIENCE_S)
+    endings.callback(lambda: tracker.end_study(_summary(study), [study.dir / REPORT]))
+    endings.callback(_write_report, study, observer)
+    endings.callback(controller.close)
+    with _interruptible(controller), endings:
+        _run_tune(controller, _settings(study, plan, stop_key), plan.slots)
     if controller.failure is not None:
         raise controller.failure
     return study
 
 
-def _leave_lost_cluster(study: Study, observer: Observer, end: Callable[[], None]) -> None:
-    """Close the books and end the process, which would only wait for a head that is gone."""
-    error = ClusterError(
-        "the head of the Ray cluster is gone",
-        f"The study can go on as soon as there is a cluster again: {command('resume', study.dir)}",
-    )
+@contextmanager
+def _leaving_lost_cluster(observer: Observer, study_dir: Path) -> Iterator[ExitStack]:
+    """While the block runs, end the process in good order when the cluster's head is gone.
+
+    Yields:
+        What to call before that, last one first.
+    """
+    endings = ExitStack()
+
+    def leave() -> None:
+        again = command("resume", study_dir) if study_dir.exists() else "tune run"
+        error = ClusterError("the head of the Ray cluster is gone", f"Once there is a cluster again: {again}")
+        try:
+            endings.close()
+            observer.cluster_lost(error)
+        finally:
+            # Neither Ray nor a main thread that waits inside of it lets the interpreter end.
+            os._exit(error.exit_code)
+
+    with watching(*cluster.head(), leave):
+        yield endings
+
+
+def _write_report(study: Study, observer: Observer) -> None:
+    """Write the page that the study's run in MLflow carries; who interrupts a study does not wait for it."""
+    state = study.state_at_rest()
+    # On a disk that is almost full the record needs what is left.
+    if not study.spec.mlflow.enabled or state == "interrupted" or shutil.disk_usage(study.dir).free < ROOM_FOR_REPORT:
+        return
+    from tuner.report import write_report
+
     try:
-        end()
-        observer.cluster_lost(error)
-    finally:
-        # Neither Ray nor a main thread that waits inside of it lets the interpreter end.
-        os._exit(error.exit_code)
+        write_report(study, state=state)
+    except Exception as error:  # a view must not cost the study its end
+        observer.warning(f"report.html is not written: {getattr(error, 'message', error)}")
 
 
 def _summary(study: Study) -> dict[str, Any]:

@@ -25,7 +25,7 @@ STATE_STYLES = {
     "stopped": "yellow",
     "damaged": "red",
 }
-_CELL_PADDING, _NAME_CHARS = 2, 28
+_CELL_PADDING, _NAME_CHARS = 3, 28
 # Laying out cells takes rich 1 ms a row: beyond this many, rows are plain lines.
 _MAX_FOLDED_ROWS = 1000
 
@@ -79,7 +79,9 @@ def trials(records: Sequence[TrialRecord], *, metric: str, width: int, default: 
         return _plain(rows)
     if _width(rows) > width:
         columns = ["parameters"]
-        wide = [[_stacked(record, note)] for record, note in zip(records, notes, strict=True)]
+        # A number that is folded in its middle reads as another one.
+        room = width - _width([row[:4] for row in rows]) - _CELL_PADDING
+        wide = [[_stacked(record, note, room)] for record, note in zip(records, notes, strict=True)]
     table = new_table(
         "trial", "state", header, "step", *columns, right={"trial", header, "step", *_numeric(records, names)}
     )
@@ -105,8 +107,8 @@ def _note(record: TrialRecord, default: int | None) -> str:
     return record.reason or ("default" if record.number == default else "")
 
 
-def _stacked(record: TrialRecord, note: str) -> str:
-    return "\n".join(filter(None, [text.parameters(record.params), note]))
+def _stacked(record: TrialRecord, note: str, room: int) -> str:
+    return "\n".join(filter(None, [text.parameters(record.params, room), note]))
 
 
 def _numeric(records: Sequence[TrialRecord], names: Sequence[str]) -> list[str]:
@@ -118,4 +120,4 @@ def _numeric(records: Sequence[TrialRecord], names: Sequence[str]) -> list[str]:
 
 def _width(rows: Sequence[Sequence[str]]) -> int:
     """Columns that a table of these rows takes when no cell is folded."""
-    return sum(max(map(len, cells)) + _CELL_PADDING for cells in zip(*rows, strict=True))
+    return sum(max(map(len, cells)) + _CELL_PADDING for cells in zip(*rows, strict=True)) - _CELL_PADDING

@@ -57,14 +57,21 @@ def parameter(value: Any, width: int = 32) -> str:
     return shorten(" ".join(text.split()), width)
 
 
-def parameters(params: Mapping[str, Any]) -> str:
-    """All parameters on one line: learning_rate=3.1e-05 optimizer=adamw."""
-    return " ".join(f"{shorten(name, 32)}={parameter(value)}" for name, value in params.items())
+def parameters(params: Mapping[str, Any], room: int = 65) -> str:
+    """All parameters on one line, none longer than `room`: learning_rate=3.1e-05 optimizer=adamw."""
+    shown = {name: parameter(value, min(32, max(4, room - 8))) for name, value in params.items()}
+    return " ".join(f"{shorten(name, max(6, min(32, room - 1 - len(v))))}={v}" for name, v in shown.items())
 
 
 def plural(count: int, noun: str) -> str:
     """1 trial, 2 trials."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def enumeration(words: Iterable[str]) -> str:
+    """a, b and c."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -34,7 +34,11 @@ MANY_DIVERGED, SEPARATES = 0.1, 0.9
 
 
 def all_verdicts(
-    spec: StudySpec, records: Sequence[TrialRecord], default: int | None, repeats: Sequence[Sequence[float]] = ()
+    spec: StudySpec,
+    records: Sequence[TrialRecord],
+    default: int | None,
+    repeats: Sequence[Sequence[float]] = (),
+    confirm: str = "",
 ) -> list[Verdict]:
     """Everything that can be said of a study.
 
@@ -43,11 +47,13 @@ def all_verdicts(
         records: Its trials.
         default: Number of the default trial.
         repeats: Values of one configuration under several seeds, a sequence for each that was confirmed.
+        confirm: The command that would tell how large the noise is.
     """
     leaders, parameters = ranked(records, spec.objective), chosen(spec)
+    confirm = confirm or f"tune confirm {spec.study} --top 3"
     found = [
         *edges(parameters, leaders, legal_in(spec)),
-        *noise(leaders, spec, repeats or seed_repeats(records)),
+        *noise(leaders, repeats or seed_repeats(records), confirm),
         *diverged(records, parameters),
         *rung_agreement(records, levels(spec), spec.max_t),
         *effects(records, parameters, levels(spec), spec.max_t, spec.objective.mode),
@@ -162,25 +168,35 @@ def _where(lost: Sequence[TrialRecord], ended: Sequence[TrialRecord], parameters
 
 def rung_agreement(records: Sequence[TrialRecord], steps: Sequence[int], max_t: int) -> list[Verdict]:
     """How well the ranks at each rung foretell the final ones, over the trials that reached both."""
-    found = []
+    is_selected = any(record.state == "PRUNED" for record in records)
+    found: list[Verdict] = []
+    unknown: dict[int, int] = {}
     for step in steps:
         pairs = [(at_step(record, step), final(record)) for record in records if record.step > step]
         both = [(early, late) for early, late in pairs if early is not None and late is not None]
         rho = spearman([early for early, _ in both], [late for _, late in both])
-        is_selected = any(record.state == "PRUNED" for record in records)
-        found.append(_agreement(step, max_t, rho, len(both), is_selected))
-    return found
+        if rho is None or len(both) < MIN_FOR_RANKS:
+            unknown[step] = len(both)
+        else:
+            found.append(_agreement(step, max_t, rho, len(both), is_selected))
+    return [*found, *([_unknown_agreement(unknown, max_t)] if unknown else [])]
 
 
-def _agreement(step: int, max_t: int, rho: float | None, n: int, is_selected: bool) -> Verdict:
-    if rho is None or n < MIN_FOR_RANKS:
-        reached = f"only {text.plural(n, 'trial')} reached both" if n else "no trial reached both"
-        words = f"Whether ranks at step {step} foretell those at step {max_t} cannot be said: {reached}."
-        return Verdict("rungs", NOTE, f"n = {n}", words)
+def _unknown_agreement(counts: Mapping[int, int], max_t: int) -> Verdict:
+    """One statement for all rungs of which nothing is known, each with how many trials reached it and the end."""
+    most = max(counts.values())
+    reached = f"{f'only {most}' if most else 'none'} ran to the end, and it takes {MIN_FOR_RANKS}"
+    why = reached if most < MIN_FOR_RANKS else f"the {most} that ran to the end do not differ"
+    steps = f"step{'s' if len(counts) > 1 else ''} {text.enumeration(map(str, counts))}"
+    words = f"Whether the trials' ranks at {steps} foretell those at step {max_t} cannot be said: {why}."
+    return Verdict("rungs", NOTE, f"n = {most}", words)
+
+
+def _agreement(step: int, max_t: int, rho: float, n: int, is_selected: bool) -> Verdict:
     tone = GOOD if rho >= AGREES else NOTE if rho >= DISAGREES else WARN
     how = {GOOD: "agree well with", NOTE: "agree in part with", WARN: "hardly agree with"}[tone]
     advice = "; a later first rung (scheduler.grace_period) would judge better" if tone == WARN else ""
-    survivors = " (the survivors: over all trials it would be higher)" if is_selected else ""
+    survivors = " (the survivors: over all trials it would likely be higher)" if is_selected else ""
     words = (
         f"Ranks at step {step} {how} those at step {max_t}: Spearman {rho:.2f} over the {n} trials that reached "
         f"both{survivors}{advice}."
@@ -188,7 +204,7 @@ def _agreement(step: int, max_t: int, rho: float | None, n: int, is_selected: bo
     return Verdict("rungs", tone, f"{rho:.2f}", words)
 
 
-def noise(leaders: Sequence[TrialRecord], spec: StudySpec, repeats: Sequence[Sequence[float]]) -> list[Verdict]:
+def noise(leaders: Sequence[TrialRecord], repeats: Sequence[Sequence[float]], confirm: str) -> list[Verdict]:
     """Whether the two best trials are apart beyond what another seed would change."""
     if len(leaders) < 2:
         return []
@@ -198,16 +214,17 @@ def noise(leaders: Sequence[TrialRecord], spec: StudySpec, repeats: Sequence[Seq
     estimate = pooled_deviation(repeats)
     if estimate is None:
         words = f"{apart}. How much of that is noise is not known: no configuration was run with more than one seed"
-        return [Verdict("noise", NOTE, text.number(gap), f"{words}. To know: tune confirm {spec.study} --top 3")]
+        return [Verdict("noise", NOTE, text.number(gap), f"{words}. To know: {confirm}")]
     deviation, freedom = estimate
     # Two values that differ by noise alone are farther apart than this in one of twenty cases.
     from scipy.special import stdtrit
 
     limit = float(stdtrit(freedom, 0.975)) * math.sqrt(2) * deviation
-    source = f"seeds alone move a value by {text.number(deviation)} (standard deviation within a configuration, "
-    source += f"{len(repeats)} repeated, {text.plural(freedom, 'degree')} of freedom)"
-    verdict = "beyond that noise" if gap > limit else f"within that noise, which reaches {text.number(limit)}"
-    return [Verdict("noise", GOOD if gap > limit else WARN, text.number(gap), f"{apart}, {verdict}: {source}.")]
+    where = "beyond" if gap > limit else "within"
+    words = f"{apart}, {where} the noise: seeds alone move a value by {text.number(deviation)} (standard deviation "
+    words += f"within a configuration, {len(repeats)} repeated, {text.plural(freedom, 'degree')} of freedom), so that "
+    words += f"equal ones may be {text.number(limit)} apart."
+    return [Verdict("noise", GOOD if gap > limit else WARN, text.number(gap), words)]
 
 
 def seed_repeats(records: Iterable[TrialRecord]) -> list[list[float]]:
