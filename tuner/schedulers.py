@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ray.tune.execution.tune_controller import TrialRunnerWrapper
+from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
@@ -18,13 +18,15 @@ class StudyScheduler(FIFOScheduler):
         super().__init__()  # type: ignore[no-untyped-call]
         self._controller = controller
 
-    def on_trial_result(self, tune_controller: TrialRunnerWrapper, trial: Trial, result: dict[str, Any]) -> str:
+    def on_trial_result(self, tune_controller: TuneController, trial: Trial, result: dict[str, Any]) -> str:
         """CONTINUE or STOP."""
         goes_on = self._controller.hear(trial.trial_id, result.pop("heard"))
         if goes_on:
             return TrialScheduler.CONTINUE
-        # Tune would keep an idle slot, whose worker holds the trial's memory until it hears of the next one.
-        tune_controller._tune_controller._reuse_actors = self._controller.has_next
+        # Tune would keep an idle slot, whose worker holds the trial's memory until it hears of the next one. What
+        # a scheduler is given is a wrapper, which would keep the flag to itself.
+        wrapper: Any = tune_controller
+        wrapper._tune_controller._reuse_actors = self._controller.has_next
         return TrialScheduler.STOP
 
     def debug_string(self) -> str:
