@@ -21,7 +21,7 @@ quickstart: install  ## a small search on this machine, in a few minutes
 	$(BIN)/tune run search_spaces/quickstart.yaml
 
 test: install  ## the tests that need no GPU and take no minutes
-	$(BIN)/python -m pytest -m 'not slow and not gpu' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not gpu' $(PYTEST_ARGS)
 
 test-all: install  ## every test that this machine can run
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
