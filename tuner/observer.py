@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tuner.channel import Reported
     from tuner.plan import Plan
     from tuner.record import TrialRecord
     from tuner.study import Study
@@ -28,6 +29,9 @@ class Observer:
 
     def reported(self, number: int, metrics: Mapping[str, float]) -> None:
         """A running trial reported; `metrics` holds `step` and the objective's metric among others."""
+
+    def timed(self, report: Reported) -> None:
+        """What a report cost: its seconds in steps, evaluation and saving; heard right after `reported`."""
 
     def trial_ended(self, record: TrialRecord) -> None:
         """A trial is COMPLETE, PRUNED or FAILED, and the record says so."""

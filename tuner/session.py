@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from tuner.commands import command
+from tuner.errors import InputError
 
 if TYPE_CHECKING:
     from tuner.study import Study
 
 TICK_S = 1.0
-NOTE_EVERY_S = 15.0
+NOTE_EVERY_S = 30.0
 SECONDS_PER_HOUR = 3600.0
 
 
@@ -19,14 +23,18 @@ class Session:
     Args:
         study: Open for writing.
         num_slots: Trials at once.
+        num_gpus: GPUs that they hold together.
     """
 
-    def __init__(self, study: Study, num_slots: int) -> None:
+    def __init__(self, study: Study, num_slots: int, num_gpus: float = 0.0) -> None:
         earlier = study.sessions()
         self._study = study
         self._key = f"session:{len(earlier)}"
         self._num_slots = num_slots
+        self._num_gpus = num_gpus
         self._earlier_s = sum(session["elapsed_s"] for session in earlier)
+        self._earlier_gpu_s = gpu_hours(earlier) * SECONDS_PER_HOUR
+        self._longest_report_s = longest_report_s(earlier)
         self._started = time.time()
         self._first_step_at: float | None = None
         self._last_report_at: float | None = None
@@ -41,6 +49,7 @@ class Session:
             self._first_step_at = now - busy_s
         self._last_report_at = now
         self._busy_s += busy_s
+        self._longest_report_s = max(self._longest_report_s, busy_s)
 
     def training_share(self) -> float:
         """Share of the slots' time since the first step that was spent training, 0 to 1."""
@@ -57,10 +66,18 @@ class Session:
         self._next_tick = now + TICK_S
         return True
 
-    def is_over(self) -> bool:
-        """Whether `search.max_hours`, counted over all sessions, are used up."""
-        limit = self._study.spec.search.max_hours
-        return limit is not None and self._elapsed_s() + self._earlier_s >= limit * SECONDS_PER_HOUR
+    def used_up(self) -> str | None:
+        """The limit of the study that is used up, counted over all sessions; None while it may go on."""
+        limits = self._study.spec.search
+        if limits.max_hours is not None and self._elapsed_s() + self._earlier_s >= limits.max_hours * SECONDS_PER_HOUR:
+            return "max_hours"
+        if limits.max_gpu_hours is not None and self._gpu_s_when_stopped() >= limits.max_gpu_hours * SECONDS_PER_HOUR:
+            return "max_gpu_hours"
+        return None
+
+    def _gpu_s_when_stopped(self) -> float:
+        """GPU-seconds once the running trials have come to their next report, where they let go of their GPUs."""
+        return self._earlier_gpu_s + self._num_gpus * (self._elapsed_s() + self._longest_report_s)
 
     def note_progress(self) -> None:
         """Write the record now and then, so that a kill loses no more than that."""
@@ -81,6 +98,36 @@ class Session:
             "started": self._started,
             "elapsed_s": self._elapsed_s(),
             "slots": self._num_slots,
+            "gpus": self._num_gpus,
             "training_share": self.training_share(),
+            "longest_report_s": self._longest_report_s,
         }
         self._study.note_study(self._key, note | more)
+
+
+def gpu_hours(sessions: Iterable[Mapping[str, Any]]) -> float:
+    """GPU-hours of sessions as `Study.sessions()` has them."""
+    return float(sum(session["elapsed_s"] * session.get("gpus", 0.0) for session in sessions)) / SECONDS_PER_HOUR
+
+
+def longest_report_s(sessions: Iterable[Mapping[str, Any]]) -> float:
+    """The longest that a slot trained for one report, in any of these sessions."""
+    return float(max((session.get("longest_report_s", 0.0) for session in sessions), default=0.0))
+
+
+def refuse_spent(study: Study) -> None:
+    """See that a study may use its GPUs for at least one more report.
+
+    Raises:
+        InputError: `search.max_gpu_hours` does not allow it.
+    """
+    limit, sessions = study.spec.search.max_gpu_hours, study.sessions()
+    if limit is None or not sessions:
+        return
+    used = gpu_hours(sessions)
+    if used + sessions[-1].get("gpus", 0.0) * longest_report_s(sessions) / SECONDS_PER_HOUR >= limit:
+        more = command("resume", study.dir, "--set", f"search.max_gpu_hours={2 * limit:g}")
+        raise InputError(
+            f"search.max_gpu_hours: {used:.3g} of {limit:g} GPU-hours are used; the rest is too little for a report",
+            f"Allow more: {more}",
+        )
