@@ -47,7 +47,7 @@ class Pace:
     """What the parts of a study take.
 
     Attributes:
-        start_s: From the start of the search to the first step of a slot, all workers started and data prepared.
+        start_s: From the start of the command to the first step of a slot, all workers started and data prepared.
         step_s: Of an optimizer step.
         eval_s: Of an evaluation; 0 where steps include it.
         save_s: That a checkpoint keeps the loop.

@@ -15,6 +15,7 @@ from typing import Any
 
 from tuner.channel import Reported
 from tuner.errors import StudyAbortedError, TuneError
+from tuner.machine import process_age_s
 from tuner.observer import Observer
 from tuner.pace import Pace, named
 from tuner.plan import Plan
@@ -41,12 +42,14 @@ def probe(spec: StudySpec, *, address: str | None = None, observer: Observer | N
     Raises:
         TuneError: As `search.run` would refuse the study, or no trial got far enough.
     """
-    short, stopwatch = _shortened(spec), _Stopwatch(observer or Observer())
+    # `tune run` too has to start, to load what this process has loaded by now, and to read the study.
+    short, stopwatch = _shortened(spec), _Stopwatch(observer or Observer(), time.monotonic() - process_age_s())
     with tempfile.TemporaryDirectory(prefix="tune-probe-") as folder:
         study = _run(short, Path(folder), stopwatch, address)
         ended_at = time.monotonic()
         size = max((checkpoint_bytes(path) for path in study.dir.glob("checkpoints/*/*")), default=0)
-    if study.state_at_rest() == "interrupted":
+        is_interrupted = study.state_at_rest() == "interrupted"
+    if is_interrupted:
         raise KeyboardInterrupt
     if not stopwatch.has_measured:
         raise TuneError("the probe got no trial far enough to time it", "Plan without --probe.")
@@ -93,10 +96,10 @@ class _Stopwatch(Observer):
     A trial that starts takes the slot that has been free for longest; which slot that is does not matter for a mean.
     """
 
-    def __init__(self, listener: Observer) -> None:
+    def __init__(self, listener: Observer, began_at: float) -> None:
         self._warm: list[Reported] = []
         self._listener = listener
-        self._began_at = self._last_at = time.monotonic()
+        self._began_at = self._last_at = began_at
         self._num_slots = 1
         self._free_since: list[float] = []
         self._begun_at: dict[int, float] = {}
