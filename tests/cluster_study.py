@@ -117,22 +117,22 @@ def run(folder: Path, kind: type[NodeRemover]) -> dict[str, Any]:
     }
 
 
-LIMIT_S = 45.0
+LIMITS_S = (140.0, 230.0)
 
 
 def run_with_gpus(folder: Path) -> list[dict[str, Any]]:
-    """A study without end whose two slots hold a GPU each; resumed without more GPU-hours, and with twice as many."""
+    """A study without end whose two slots hold a GPU each; resumed without more GPU-hours, and with more."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 2, "include_dashboard": False})
     content = study_data(
         folder,
-        search={"num_trials": 2, "max_gpu_hours": LIMIT_S / 3600},
+        search={"num_trials": 2, "max_gpu_hours": LIMITS_S[0] / 3600},
         scheduler={"type": "none"},
         scaling={"gpus_per_worker": 1, "slots": 2},
         train={"max_steps": 1_000_000, "eval_every": 10},
     )
     file = folder / "tiny.yaml"
     file.write_text(json.dumps(content), encoding="utf-8")
-    more = f"search.max_gpu_hours={2 * LIMIT_S / 3600}"
+    more = f"search.max_gpu_hours={LIMITS_S[1] / 3600}"
     verbs = [["run", str(file)], ["resume", "tiny"], ["resume", "tiny", "--set", more]]
     try:
         return [_sitting(folder, [*verb, "--address", cluster.address]) for verb in verbs]

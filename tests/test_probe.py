@@ -10,7 +10,9 @@ import pytest
 
 from tests.conftest import REPOSITORY, Tune
 from tests.studies import study_spec
-from tuner.planning import plan
+from tuner.forecast import make_forecast
+from tuner.plan import Capacity
+from tuner.probe import probe
 
 pytestmark = [pytest.mark.ray]
 
@@ -25,7 +27,7 @@ MEASURED = {
 def test_a_probe_replaces_what_was_assumed_and_leaves_nothing_behind(tmp_path: Path) -> None:
     spec = study_spec(tmp_path, train={"max_steps": 60})
     before = set(tmp_path.iterdir())
-    found = plan(spec, with_probe=True)
+    found = make_forecast(spec, Capacity(2, 0), "here", measured=probe(spec, enough_s=1.0))
     assert {known.name for known in found.assumptions if known.is_measured} == MEASURED | {"cluster"}
     assert found.pace is not None
     assert 0 < found.pace.step_s < 2

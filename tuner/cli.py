@@ -249,9 +249,16 @@ def _print_plan(
     price: float | None = None,
     form: Shape = Shape.TABLE,
 ) -> int:
+    from tuner.live import progress
+    from tuner.machine import process_age_s
     from tuner.planning import plan
 
-    output.plan(plan(spec, address=address, with_probe=with_probe, price=price), form)
+    command_s = process_age_s()
+    with progress(quiet=True) as observer:
+        foreseen = plan(
+            spec, address=address, with_probe=with_probe, price=price, observer=observer, command_s=command_s
+        )
+    output.plan(foreseen, form)
     return 0
 
 

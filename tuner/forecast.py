@@ -96,6 +96,7 @@ class Forecast:
             "money_without_stopping": _times(self.price, paid_in_full),
             "checkpoint_bytes": _times(self.num_checkpoints, size),
             "memory": self.plan.memory,
+            "peak_bytes": self.pace.peak_bytes if self.pace else None,
             "assumptions": [asdict(assumption) for assumption in self.assumptions],
             "shortfall": self.plan.shortfall,
             "warnings": list(self.warnings),
@@ -108,6 +109,8 @@ class Forecast:
             facts["rungs"] = ", ".join(f"{step} steps: {count:.0f}" for step, count in self.reaching.items())
         if self.steps.expected < self.plan.steps_without_stopping:
             facts["steps"] = f"{_spread(self.steps, '{:.0f}'.format)} ({self.plan.steps_without_stopping} in full)"
+        if self.pace is not None and self.pace.peak_bytes:
+            facts["memory a worker"] = f"{text.num_bytes(self.pace.peak_bytes)} of its GPU, measured"
         facts |= self._time() | self._room()
         marks = {True: "measured", False: "assumed"}
         return facts | {

@@ -21,6 +21,7 @@ def plan(
     with_probe: bool = False,
     price: float | None = None,
     observer: Observer | None = None,
+    command_s: float = 0.0,
 ) -> Forecast:
     """What a study will take; starts nothing unless it is to be probed.
 
@@ -30,12 +31,13 @@ def plan(
         with_probe: Whether to run a few steps and measure them.
         price: Of a GPU-hour.
         observer: Hears of warnings while it is probed.
+        command_s: What the command took until now, which counts as part of the study's start.
 
     Raises:
         ClusterError: The cluster cannot be reached, or cannot hold a trial that is to be probed.
     """
     capacity, where = (this_machine(), "this machine") if address is None else _count(address)
-    measured = _probe(spec, address, observer) if with_probe else None
+    measured = _probe(spec, address, observer, command_s) if with_probe else None
     return make_forecast(spec, capacity, where, measured=measured, price=price)
 
 
@@ -46,7 +48,7 @@ def _count(address: str) -> tuple[Capacity, str]:
         return cluster.capacity(), f"the cluster at {address}"
 
 
-def _probe(spec: StudySpec, address: str | None, observer: Observer | None) -> Pace:
+def _probe(spec: StudySpec, address: str | None, observer: Observer | None, command_s: float) -> Pace:
     from tuner.probe import probe
 
-    return probe(spec, address=address, observer=observer)
+    return probe(spec, address=address, observer=observer, command_s=command_s)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tuner.channel import Reported
 from tuner.errors import StudyAbortedError, TuneError
-from tuner.machine import process_age_s
 from tuner.observer import Observer
 from tuner.pace import Pace, named
 from tuner.plan import Plan
@@ -28,22 +27,30 @@ from tuner.yaml_text import to_yaml
 
 # Training that is timed; a slot's second trial is waited for in any case.
 ENOUGH_S = 5.0
-MAX_EVAL_EVERY, MAX_TRIALS = 3, 1000
+MAX_EVAL_EVERY, MAX_TRIALS_A_SLOT = 3, 30
 
 
-def probe(spec: StudySpec, *, address: str | None = None, observer: Observer | None = None) -> Pace:
+def probe(
+    spec: StudySpec,
+    *,
+    address: str | None = None,
+    observer: Observer | None = None,
+    command_s: float = 0.0,
+    enough_s: float = ENOUGH_S,
+) -> Pace:
     """Run the first steps of a study and time them.
 
     Args:
         spec: The study; nothing of it is created.
         address: A Ray cluster to join; None starts one on this machine.
         observer: Hears warnings.
+        command_s: What a command takes before it comes to the search: to start, and to read the study.
+        enough_s: Seconds of training to be timed in each slot.
 
     Raises:
         TuneError: As `search.run` would refuse the study, or no trial got far enough.
     """
-    # `tune run` too has to start, to load what this process has loaded by now, and to read the study.
-    short, stopwatch = _shortened(spec), _Stopwatch(observer or Observer(), time.monotonic() - process_age_s())
+    short, stopwatch = _shortened(spec), Stopwatch(observer or Observer(), time.monotonic() - command_s, enough_s)
     with tempfile.TemporaryDirectory(prefix="tune-probe-") as folder:
         study = _run(short, Path(folder), stopwatch, address)
         ended_at = time.monotonic()
@@ -56,7 +63,7 @@ def probe(spec: StudySpec, *, address: str | None = None, observer: Observer | N
     return stopwatch.pace(ended_at, size)
 
 
-def _run(spec: StudySpec, root: Path, stopwatch: _Stopwatch, address: str | None) -> Study:
+def _run(spec: StudySpec, root: Path, stopwatch: Stopwatch, address: str | None) -> Study:
     from tuner import search
 
     source = to_yaml(spec.model_dump(mode="json", exclude_none=True))
@@ -71,12 +78,13 @@ def _shortened(spec: StudySpec) -> StudySpec:
     eval_every = 0 if spec.is_custom else min(MAX_EVAL_EVERY, int(constant(spec.train, "eval_every")[1] or 100))
     every = eval_every or spec.scheduler.grace_period
     slots = spec.scaling.slots
+    at_once = spec.search.num_trials if slots == "auto" else min(slots, spec.search.num_trials)
     changes: dict[str, Any] = {
         "scheduler.type": "none",
         "scheduler.max_t": min(spec.max_t, 2 * every),
         "checkpoint.every": every,
-        "search.num_trials": MAX_TRIALS,
-        "scaling.slots": spec.search.num_trials if slots == "auto" else min(slots, spec.search.num_trials),
+        "search.num_trials": MAX_TRIALS_A_SLOT * at_once,
+        "scaling.slots": at_once,
         "search.storage": None,
         "search.target": None,
         "search.max_hours": None,
@@ -90,17 +98,17 @@ def _shortened(spec: StudySpec) -> StudySpec:
     return override_spec(spec, [f"{key}={'null' if value is None else value}" for key, value in changes.items()])
 
 
-class _Stopwatch(Observer):
+class Stopwatch(Observer):
     """Times what it hears, and has the study stop once it has heard enough.
 
     A trial that starts takes the slot that has been free for longest; which slot that is does not matter for a mean.
     """
 
-    def __init__(self, listener: Observer, began_at: float) -> None:
+    def __init__(self, listener: Observer, began_at: float, enough_s: float) -> None:
         self._warm: list[Reported] = []
-        self._listener = listener
+        self._listener, self._enough_s = listener, enough_s
         self._began_at = self._last_at = began_at
-        self._num_slots = 1
+        self._num_slots, self._num_ended = 1, 0
         self._free_since: list[float] = []
         self._begun_at: dict[int, float] = {}
         self._step: dict[int, int] = {}
@@ -135,14 +143,17 @@ class _Stopwatch(Observer):
 
     def trial_ended(self, record: TrialRecord) -> None:
         now = time.monotonic()
+        self._num_ended += 1
         self._free_since.append(now)
         if record.number in self._begun_at and record.state == "COMPLETE":
             self._cycles.append((now - self._begun_at[record.number], record.number))
         self._stop_when_enough()
 
     def _stop_when_enough(self) -> None:
-        busy_s = sum(report.busy_s for report in self._warm)
-        if self._study is not None and len(self._cycles) >= self._num_slots and busy_s >= ENOUGH_S * self._num_slots:
+        slots, busy_s = self._num_slots, sum(report.busy_s for report in self._warm)
+        is_timed = len(self._cycles) >= slots and busy_s >= self._enough_s * slots
+        # Where trials fail at once there is not more to learn from more of them.
+        if self._study is not None and (is_timed or self._num_ended >= MAX_TRIALS_A_SLOT * slots):
             self._study.ask_to_stop()
 
     @property
@@ -153,18 +164,17 @@ class _Stopwatch(Observer):
     def pace(self, ended_at: float, size: int) -> Pace:
         """What was measured, given when it all was over and the size of a checkpoint."""
         reports, steps = self._warm, sum(self._steps_of)
-        eval_s = sum(report.eval_s for report in reports) / len(reports)
+        eval_s = _mean([report.eval_s for report in reports])
         step_s = sum(report.busy_s - report.eval_s for report in reports) / steps
         saves = [report.save_s for report in reports if report.save_s]
-        save_s = sum(saves) / len(saves) if saves else 0.0
         # A first report at the pace of later ones would have come after so many seconds of training.
         starts = [at - self._began_at - first.step * step_s - eval_s for at, first in self._first.values()]
         trials = len(self._cycles)
         seconds = {
-            "start_s": max(0.0, sum(starts) / len(starts)),
+            "start_s": max(0.0, _mean(starts)),
             "step_s": step_s,
             "eval_s": eval_s,
-            "save_s": save_s,
+            "save_s": _mean(saves),
             "turnover_s": self._turnover_s(),
             "end_s": ended_at - self._last_at,
         }
@@ -190,3 +200,7 @@ class _Stopwatch(Observer):
         whole = {number for _, number in self._cycles}
         used_s = sum(report.busy_s + report.save_s for report in self._warm if report.number in whole)
         return max(0.0, (sum(seconds for seconds, _ in self._cycles) - used_s) / len(self._cycles))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

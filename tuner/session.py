@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 TICK_S = 1.0
 NOTE_EVERY_S = 30.0
 SECONDS_PER_HOUR = 3600.0
+# From the word that a study ends until its GPUs are free: 20 s that a trial has for its next report, and the end of
+# its processes.
+LETTING_GO_S = 30.0
 
 
 class Session:
@@ -34,7 +37,6 @@ class Session:
         self._num_gpus = num_gpus
         self._earlier_s = sum(session["elapsed_s"] for session in earlier)
         self._earlier_gpu_s = gpu_hours(earlier) * SECONDS_PER_HOUR
-        self._longest_report_s = longest_report_s(earlier)
         self._started = time.time()
         self._first_step_at: float | None = None
         self._last_report_at: float | None = None
@@ -49,7 +51,6 @@ class Session:
             self._first_step_at = now - busy_s
         self._last_report_at = now
         self._busy_s += busy_s
-        self._longest_report_s = max(self._longest_report_s, busy_s)
 
     def training_share(self) -> float:
         """Share of the slots' time since the first step that was spent training, 0 to 1."""
@@ -71,13 +72,10 @@ class Session:
         limits = self._study.spec.search
         if limits.max_hours is not None and self._elapsed_s() + self._earlier_s >= limits.max_hours * SECONDS_PER_HOUR:
             return "max_hours"
-        if limits.max_gpu_hours is not None and self._gpu_s_when_stopped() >= limits.max_gpu_hours * SECONDS_PER_HOUR:
+        gpu_s = self._earlier_gpu_s + self._num_gpus * (self._elapsed_s() + LETTING_GO_S)
+        if limits.max_gpu_hours is not None and gpu_s >= limits.max_gpu_hours * SECONDS_PER_HOUR:
             return "max_gpu_hours"
         return None
-
-    def _gpu_s_when_stopped(self) -> float:
-        """GPU-seconds once the running trials have come to their next report, where they let go of their GPUs."""
-        return self._earlier_gpu_s + self._num_gpus * (self._elapsed_s() + self._longest_report_s)
 
     def note_progress(self) -> None:
         """Write the record now and then, so that a kill loses no more than that."""
@@ -100,7 +98,6 @@ class Session:
             "slots": self._num_slots,
             "gpus": self._num_gpus,
             "training_share": self.training_share(),
-            "longest_report_s": self._longest_report_s,
         }
         self._study.note_study(self._key, note | more)
 
@@ -110,13 +107,8 @@ def gpu_hours(sessions: Iterable[Mapping[str, Any]]) -> float:
     return float(sum(session["elapsed_s"] * session.get("gpus", 0.0) for session in sessions)) / SECONDS_PER_HOUR
 
 
-def longest_report_s(sessions: Iterable[Mapping[str, Any]]) -> float:
-    """The longest that a slot trained for one report, in any of these sessions."""
-    return float(max((session.get("longest_report_s", 0.0) for session in sessions), default=0.0))
-
-
 def refuse_spent(study: Study) -> None:
-    """See that a study may use its GPUs for at least one more report.
+    """See that a study may use its GPUs for longer than it takes to let go of them.
 
     Raises:
         InputError: `search.max_gpu_hours` does not allow it.
@@ -125,9 +117,9 @@ def refuse_spent(study: Study) -> None:
     if limit is None or not sessions:
         return
     used = gpu_hours(sessions)
-    if used + sessions[-1].get("gpus", 0.0) * longest_report_s(sessions) / SECONDS_PER_HOUR >= limit:
+    if used + sessions[-1].get("gpus", 0.0) * LETTING_GO_S / SECONDS_PER_HOUR >= limit:
         more = command("resume", study.dir, "--set", f"search.max_gpu_hours={2 * limit:g}")
         raise InputError(
-            f"search.max_gpu_hours: {used:.3g} of {limit:g} GPU-hours are used; the rest is too little for a report",
+            f"search.max_gpu_hours: {used:.3g} of {limit:g} GPU-hours are used; what is left is too little to go on",
             f"Allow more: {more}",
         )
