@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,20 +79,19 @@ def _timed(ones: Any, num_ranks: int) -> float:
     return elapsed_s
 
 
-def measure(nodes: Sequence[str], free_gpus: Sequence[float], total_gpus: Sequence[float]) -> Network:
-    """Run it.
+def measure(free_gpus: Mapping[str, float], total_gpus: Mapping[str, float]) -> Network:
+    """Run it between the nodes with GPUs, or between all where none has any.
 
     Args:
-        nodes: Ids of the nodes.
-        free_gpus: GPUs of each that nobody holds.
-        total_gpus: GPUs of each.
+        free_gpus: GPUs that nobody holds, by the id of the node.
+        total_gpus: GPUs in all.
     """
-    places = list(nodes) if len(nodes) > 1 else [*nodes, *nodes]
+    nodes = [node for node, gpus in total_gpus.items() if gpus] or list(total_gpus)
     needed = 1 if len(nodes) > 1 else 2
-    has_gpus = min(total_gpus) >= needed
-    is_busy = has_gpus and min(free_gpus) < needed
+    has_gpus = min(total_gpus[node] for node in nodes) >= needed
+    is_busy = has_gpus and min(free_gpus.get(node, 0.0) for node in nodes) < needed
     takes_gpus = has_gpus and not is_busy
-    ranks = [_start(node, takes_gpus) for node in places]
+    ranks = [_start(node, takes_gpus) for node in nodes for _ in range(needed)]
     try:
         return _run(ranks, takes_gpus, is_busy)
     except (RayError, GetTimeoutError) as error:

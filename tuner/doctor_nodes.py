@@ -27,21 +27,21 @@ def ask_nodes(asked: Asked) -> tuple[list[HostFacts], list[str]]:
     for name, answer in pending.items():
         try:
             facts: HostFacts = ray.get(answer, timeout=max(0.1, deadline - time.monotonic()))
+            found.append(_with_clock(replace(facts, ray_gpus=_gpus_of(nodes[name])), nodes[name]))
         except (GetTimeoutError, RayError):
             silent.append(name)
-            continue
-        gpus = float(nodes[name]["Resources"].get("GPU", 0.0))
-        found.append(_with_clock(replace(facts, ray_gpus=gpus), nodes[name]))
     return found, silent
 
 
 def measure_network() -> Network:
     """An all-reduce between all live nodes."""
-    nodes = list(_live().values())
-    free = ray._private.state.available_resources_per_node()  # type: ignore[no-untyped-call]
-    ids = [str(node["NodeID"]) for node in nodes]
-    total = [float(node["Resources"].get("GPU", 0.0)) for node in nodes]
-    return measure(ids, [float(free.get(node, {}).get("GPU", 0.0)) for node in ids], total)
+    free: dict[str, dict[str, float]] = ray._private.state.available_resources_per_node()  # type: ignore[no-untyped-call]
+    free_gpus = {node: float(resources.get("GPU", 0.0)) for node, resources in free.items()}
+    return measure(free_gpus, {str(node["NodeID"]): _gpus_of(node) for node in _live().values()})
+
+
+def _gpus_of(node: dict[str, Any]) -> float:
+    return float(node["Resources"].get("GPU", 0.0))
 
 
 def _live() -> dict[str, dict[str, Any]]:
@@ -65,7 +65,7 @@ def _with_clock(facts: HostFacts, node: dict[str, Any]) -> HostFacts:
     reads = []
     for _ in range(CLOCK_READS):
         before = time.time()
-        now = ray.get(_on(node, clock))
+        now = ray.get(_on(node, clock), timeout=ANSWER_TIMEOUT_S)
         reads.append((now, (before, time.time())))
     now_s, asked_s = min(reads, key=lambda read: read[1][1] - read[1][0])
     return replace(facts, now_s=now_s, asked_s=asked_s)
