@@ -17,7 +17,6 @@ from ray.core.generated import autoscaler_pb2
 
 from tests.studies import Recorder, study_data, study_spec
 from tuner import search
-from tuner.session import gpu_hours
 from tuner.study import Study
 
 LOST_AT_STEP = 5
@@ -117,47 +116,9 @@ def run(folder: Path, kind: type[NodeRemover]) -> dict[str, Any]:
     }
 
 
-LIMITS_S = (140.0, 230.0)
-
-
-def run_with_gpus(folder: Path) -> list[dict[str, Any]]:
-    """A study without end whose two slots hold a GPU each; resumed without more GPU-hours, and with more."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 2, "include_dashboard": False})
-    content = study_data(
-        folder,
-        search={"num_trials": 2, "max_gpu_hours": LIMITS_S[0] / 3600},
-        scheduler={"type": "none"},
-        scaling={"gpus_per_worker": 1, "slots": 2},
-        train={"max_steps": 1_000_000, "eval_every": 10},
-    )
-    file = folder / "tiny.yaml"
-    file.write_text(json.dumps(content), encoding="utf-8")
-    more = f"search.max_gpu_hours={LIMITS_S[1] / 3600}"
-    verbs = [["run", str(file)], ["resume", "tiny"], ["resume", "tiny", "--set", more]]
-    try:
-        return [_sitting(folder, [*verb, "--address", cluster.address]) for verb in verbs]
-    finally:
-        cluster.shutdown()
-
-
-def _sitting(folder: Path, verb: list[str]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tuner", *verb, "--root", str(folder / "studies"), "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    study = Study.open(folder / "studies", "tiny")
-    return {
-        "code": done.returncode,
-        "text": done.stderr[-2000:],
-        "state": study.status()["state"],
-        "gpu_s": gpu_hours(study.sessions()) * 3600,
-        "trials": [[trial.state, trial.step] for trial in study.trials()],
-    }
-
-
 if __name__ == "__main__":
     place = Path(sys.argv[1])
-    if "gpus" in sys.argv:
-        print(json.dumps(run_with_gpus(place)))
-    elif "command" in sys.argv:
+    if "command" in sys.argv:
         print(json.dumps(run_command(place)))
     else:
         print(json.dumps(run(place, NodeDrainer if "drain" in sys.argv else NodeRemover)))

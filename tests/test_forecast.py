@@ -12,8 +12,10 @@ from tests.conftest import Tune
 from tests.studies import study_spec
 from tests.test_imports import heavy_imports
 from tuner.channel import Reported
+from tuner.controller import StudyController
 from tuner.early_stopping import NeverStop, make_rule
 from tuner.errors import InputError, SpecError
+from tuner.extension import extend_spec
 from tuner.forecast import Forecast, make_forecast
 from tuner.observer import Observer
 from tuner.pace import Pace, assumed_pace
@@ -23,6 +25,7 @@ from tuner.rehearsal import rehearse
 from tuner.session import Session, refuse_spent
 from tuner.spec import StudySpec, make_spec
 from tuner.study import Study
+from tuner.tracking import MlflowTracker
 
 TWO_CORES = Capacity(2, 0)
 EIGHT_GPUS = Capacity(64, 8)
@@ -230,6 +233,31 @@ def test_the_session_of_a_limited_study_keeps_what_it_held(tmp_path: Path) -> No
     session.end(None)
     [noted] = study.sessions()
     assert noted["gpus"] == 2.0
+
+
+def test_the_limit_ends_a_study_that_an_extended_one_goes_on_with(tmp_path: Path) -> None:
+    study = study_with(tmp_path, HALF, max_gpu_hours=0.51)
+    tracker = MlflowTracker(study.spec, study.dir, on_run_id=lambda number, run_id: None)
+
+    def controller() -> StudyController:
+        return StudyController(study, 2, tracker, Observer(), lambda: None, lambda number: None, num_gpus=2.0)
+
+    ended = controller()
+    assert ended.next_assignment("a") is not None
+    ended.tick()
+    assert (ended.ended_by, ended.next_assignment("b")) == ("max_gpu_hours", None)
+    ended.close()
+    assert study.sessions()[-1]["reason"] == "max_gpu_hours"
+    assert study.state_at_rest() == "stopped"
+    study.replace_spec(extend_spec(study.spec, ["search.max_gpu_hours=1"]))
+    refuse_spent(study)
+    extended = controller()
+    extended.tick()
+    assert extended.ended_by is None
+    assignment = extended.next_assignment("c")
+    assert assignment is not None
+    # The trial that was left goes on before any new one.
+    assert assignment.number == 0
 
 
 def test_a_study_without_gpu_hours_left_is_not_resumed_and_the_command_that_allows_more_is_named(
