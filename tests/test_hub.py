@@ -43,6 +43,16 @@ class Hub(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
 
+    def do_GET(self) -> None:
+        """Whose token it is."""
+        name = {ENTITLED: "entitled", KNOWN: "known"}.get(self.headers.get("Authorization", ""))
+        answer = json.dumps({"name": name} if name else {"error": "Invalid username or password."}).encode()
+        self.send_response(200 if name else 401)
+        self.send_header("Content-Length", str(len(answer)))
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(answer)
+
     def log_message(self, format: str, *args: object) -> None:
         pass
 

@@ -91,6 +91,9 @@ class Reported:
         busy_s: Seconds spent in steps and evaluation since the last report.
         waits: Whether the worker waits for the verdict.
         is_last: Whether the loop ends by itself after it.
+        eval_s: Seconds of `busy_s` that went into evaluation; 0 where the loop does not say.
+        save_s: Seconds that saving has kept the loop since the last report.
+        peak_bytes: The most memory of its GPU that the worker has held so far; 0 on a CPU.
     """
 
     number: int
@@ -100,6 +103,9 @@ class Reported:
     busy_s: float
     waits: bool
     is_last: bool = False
+    eval_s: float = 0.0
+    save_s: float = 0.0
+    peak_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner import cli_reading, output
-from tuner.cli_arguments import ROOT, FormatOption, RootOption, StudyArgument, open_study
+from tuner.cli_arguments import ROOT, FormatOption, RootOption, ShapeOption, StudyArgument, open_study
 from tuner.commands import command
 from tuner.errors import InputError, Problem, SpecError, TuneError
-from tuner.formats import Format
+from tuner.formats import Format, Shape
 
 if TYPE_CHECKING:
     from tuner.observer import Observer
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tuner.study import Study
 
 # Verbs import what they need when called: `--help` and `validate` start at once, and only `run` and `resume` load Ray.
-USAGE, INTERRUPTED = 2, 130
+USAGE, CANNOT, INTERRUPTED = 2, 3, 130
 
 app = typer.Typer(
     name="tune",
@@ -85,7 +85,7 @@ def run(
     """
     spec = _load(file, [*(overrides or []), *([] if name is None else [f"study={json.dumps(name)}"])])
     if dry_run:
-        return _print_plan(spec)
+        return _print_plan(spec, address)
     from tuner import search
 
     with _progress(root / spec.study, quiet, verbose) as observer:
@@ -168,6 +168,52 @@ def validate(
     return 0
 
 
+@app.command(epilog="Example:  tune plan search_spaces/qwen_lr.yaml --probe --price 2.5")
+def plan(
+    file: FileArgument,
+    overrides: SetOption = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Run a few steps in a temporary folder, and measure instead of assuming.")
+    ] = False,
+    price: Annotated[
+        float | None, typer.Option("--price", min=0, help="Of a GPU-hour; without GPUs of an hour of a slot.")
+    ] = None,
+    address: AddressOption = None,
+    form: ShapeOption = Shape.TABLE,
+) -> int:
+    """Say what a study will take: steps, hours, GPU-hours, money, room; and what that rests on.
+
+    Nothing is started but a probe, which creates no study.
+    """
+    spec = _load(file, overrides or [])
+    if probe:
+        output.note("probe: the first steps of the study, in a temporary folder ...")
+    return _print_plan(spec, address, with_probe=probe, price=price, form=form)
+
+
+@app.command(epilog="Example:  tune doctor --address 10.0.0.1:6379 --root /shared/studies")
+def doctor(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="A study that is to run here.", show_default=False)
+    ] = None,
+    overrides: SetOption = None,
+    root: RootOption = ROOT,
+    address: AddressOption = None,
+    form: ShapeOption = Shape.TABLE,
+) -> int:
+    """Look for what would keep a study from running here: each line ok, warn or fail, with the remedy.
+
+    Exits with 3 where anything fails. Starts a Ray of its own for some seconds, or joins the one at --address.
+    """
+    from tuner.doctor import Level
+    from tuner.examination import examine
+
+    spec = None if file is None else _load(file, overrides or [])
+    found = examine(address=address, root=root, spec=spec)
+    output.findings(found, form)
+    return CANNOT if any(finding.level is Level.FAIL for finding in found) else 0
+
+
 @app.command(epilog="Example:  tune stop qwen_lr")
 def stop(
     study: StudyArgument,
@@ -209,10 +255,24 @@ def _read(file: Path) -> str:
     return file.read_bytes().decode("utf-8")
 
 
-def _print_plan(spec: StudySpec) -> int:
-    from tuner.plan import make_plan
+def _print_plan(
+    spec: StudySpec,
+    address: str | None,
+    *,
+    with_probe: bool = False,
+    price: float | None = None,
+    form: Shape = Shape.TABLE,
+) -> int:
+    from tuner.live import progress
+    from tuner.machine import process_age_s
+    from tuner.planning import plan
 
-    output.plan(make_plan(spec, None))
+    command_s = process_age_s()
+    with progress(quiet=True) as observer:
+        foreseen = plan(
+            spec, address=address, with_probe=with_probe, price=price, observer=observer, command_s=command_s
+        )
+    output.plan(foreseen, form)
     return 0
 
 

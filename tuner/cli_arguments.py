@@ -10,7 +10,7 @@ import typer
 from tuner import text
 from tuner.commands import DEFAULT_ROOT
 from tuner.errors import InputError
-from tuner.formats import Format
+from tuner.formats import Format, Shape
 
 if TYPE_CHECKING:
     from tuner.record import TrialRecord
@@ -39,6 +39,7 @@ OptionalStudyArgument = Annotated[
 ]
 RootOption = Annotated[Path, typer.Option("--root", metavar="DIR", help="Where studies live.")]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]
+ShapeOption = Annotated[Shape, typer.Option("--format", help="How to print.")]
 TrialArgument = Annotated[int, typer.Argument(metavar="TRIAL", help="Number of a trial.", min=0, show_default=False)]
 ROOT = DEFAULT_ROOT
 

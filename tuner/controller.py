@@ -45,10 +45,11 @@ class StudyController:
         observer: Hears of every event.
         stop_slots: Called once when the running trials are to save and let go.
         free_slot: Called with the number of a trial whose slot was lost, to give back what its workers held.
+        num_gpus: GPUs that the slots hold together.
 
     Attributes:
         ended_by: Why no further trial is started: "interrupted", "stopped" (from another terminal), "max_hours",
-            "target" or "failure"; None while it goes on.
+            "max_gpu_hours", "target" or "failure"; None while it goes on.
         failure: The error that ended the study, to be raised by whoever runs it.
     """
 
@@ -60,12 +61,13 @@ class StudyController:
         observer: Observer,
         stop_slots: Callable[[], None],
         free_slot: Callable[[int], None],
+        num_gpus: float = 0.0,
     ) -> None:
         self.study = study
         self.spec = study.spec
         self.failure: BaseException | None = None
         self.ended_by: str | None = None
-        self.session = Session(study, num_slots)
+        self.session = Session(study, num_slots, num_gpus)
         self._num_slots = num_slots
         self._tracker = tracker
         self._observer = observer
@@ -166,8 +168,9 @@ class StudyController:
                 self._warn_once(self._checkpoints.make_room(self._num_slots))
                 if self.study.is_asked_to_stop:
                     self.stop("stopped")
-                if self.session.is_over():
-                    self.stop("max_hours")
+                self.session.note_progress()
+                if (limit := self.session.used_up()) is not None:
+                    self.stop(limit)
         except Exception as error:
             self._abort(error)
 
@@ -257,6 +260,7 @@ class StudyController:
         self._tracker.log_report(number, report.metrics, report.history)
         self.study.report(number, step, value)
         self._observer.reported(number, report.metrics)
+        self._observer.timed(report)
         return self._judge(number, step, value)
 
     def _judge(self, number: int, step: int, value: float) -> bool:

@@ -12,6 +12,7 @@ from tuner.spec import StudySpec, override_spec
 FREE = (
     "search.num_trials",
     "search.max_hours",
+    "search.max_gpu_hours",
     "search.target",
     "scaling.slots",
     "scaling.cpus_per_worker",

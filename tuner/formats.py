@@ -19,6 +19,13 @@ class Format(StrEnum):
     CSV = "csv"
 
 
+class Shape(StrEnum):
+    """What the verbs print that have no rows."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
 def to_json(data: Any) -> str:
     """Strict JSON: a number that is not finite becomes null."""
     return json.dumps(strict(data), indent=2, ensure_ascii=False, allow_nan=False, default=str)

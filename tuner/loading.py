@@ -79,6 +79,8 @@ class _Loader:
             kind, num_workers = data.get("trainable", AVAILABLE[0]), parts["scaling"].num_workers
             self._all(train_rules.parallel_faults(values, searched, kind, num_workers))
         self._all(rules.outside_faults(train, searched))
+        if isinstance(parts["search"], Search) and isinstance(parts["scaling"], Scaling):
+            self._all(rules.budget_faults(parts["search"], parts["scaling"]))
         if is_whole and isinstance(parts["search"], Search):
             parts["search"] = self._search(parts["search"], space)
         parts |= self._resolved(parts, *lengths)

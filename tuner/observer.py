@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tuner.channel import Reported
     from tuner.errors import ClusterError
     from tuner.plan import Plan
     from tuner.record import TrialRecord
@@ -29,6 +30,9 @@ class Observer:
 
     def reported(self, number: int, metrics: Mapping[str, float]) -> None:
         """A running trial reported; `metrics` holds `step` and the objective's metric among others."""
+
+    def timed(self, report: Reported) -> None:
+        """What a report cost: its seconds in steps, evaluation and saving; heard right after `reported`."""
 
     def trial_ended(self, record: TrialRecord) -> None:
         """A trial is COMPLETE, PRUNED or FAILED, and the record says so."""

@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from tuner import outcomes, tables, text
 from tuner.commands import command
-from tuner.formats import Format, to_csv, to_json
+from tuner.formats import Format, Shape, to_csv, to_json
 
 if TYPE_CHECKING:
     from tuner.compare import Compared
     from tuner.confirmation import Confirmation
+    from tuner.doctor import Finding
     from tuner.errors import TuneError
-    from tuner.plan import Plan
+    from tuner.forecast import Forecast
     from tuner.record import TrialRecord
     from tuner.study import Study
 
@@ -89,11 +91,26 @@ def unexpected(exception: Exception) -> None:
     note(f"unexpected {type(exception).__name__}: {words}\nTUNE_DEBUG=1 shows the traceback.")
 
 
-def plan(planned: Plan) -> None:
-    """What a study will do."""
-    _table(tables.facts(planned.facts()))
-    for line in planned.warnings:
+def plan(foreseen: Forecast, form: Shape) -> None:
+    """What a study will take."""
+    if form is Shape.JSON:
+        result(to_json(foreseen.to_json()))
+        return
+    _table(tables.facts(foreseen.facts()))
+    for line in foreseen.warnings:
         warning(line)
+
+
+def findings(found: Sequence[Finding], form: Shape) -> None:
+    """What was looked at before a study, and what to do about it."""
+    if form is Shape.JSON:
+        result(to_json([finding.to_json() for finding in found]))
+        return
+    table = Table.grid(padding=(0, 2))
+    for finding in found:
+        level = Text(finding.level, style=tables.LEVEL_STYLES[finding.level])
+        table.add_row(level, Text(finding.check), Text("\n".join(filter(None, [finding.text, finding.remedy]))))
+    _table(table)
 
 
 def checked(file: Path, warnings: Sequence[str]) -> None:

@@ -82,6 +82,11 @@ class Plan:
     shortfall: str = ""
     warnings: tuple[str, ...] = ()
 
+    @property
+    def num_gpus(self) -> float:
+        """GPUs that the slots hold together; 0 while the cluster is not known."""
+        return (self.slots or 0) * self.num_workers * (self.gpus_per_worker or 0.0)
+
     def facts(self) -> dict[str, str]:
         """The plan as names and texts, in reading order."""
         endless = self.num_configurations is None
@@ -215,10 +220,10 @@ def memory_per_worker(spec: StudySpec, capacity: Capacity | None) -> str:
 
     device = "cpu" if gpus_per_worker(spec, capacity) == 0 else "cuda"
     largest: Memory | None = None
-    params = {name: _bounds(parameter)[0] for name, parameter in spec.search_space.parameters.items()}
+    params = {name: bounds(parameter)[0] for name, parameter in spec.search_space.parameters.items()}
     # One parameter after the other: what takes more with one takes more with all.
     for name, parameter in spec.search_space.parameters.items():
-        for value in _bounds(parameter):
+        for value in bounds(parameter):
             try:
                 config = spec.train_config(params | {name: value})
             except ValueError:
@@ -233,7 +238,8 @@ def memory_per_worker(spec: StudySpec, capacity: Capacity | None) -> str:
     return str(largest) if largest is not None else ""
 
 
-def _bounds(parameter: Parameter) -> list[Any]:
+def bounds(parameter: Parameter) -> list[Any]:
+    """The values between which a parameter lies, or its choices."""
     if parameter.type == "categorical":
         return list(parameter.choices)
     return [parameter.low, parameter.high]

@@ -10,7 +10,7 @@ from typing import Any
 
 from tuner.plan import rungs
 from tuner.search_space import SearchSpace
-from tuner.sections import Checkpoint, Scheduler, Search
+from tuner.sections import Checkpoint, Scaling, Scheduler, Search
 from tuner.wording import KeyPath, did_you_mean
 
 Fault = tuple[KeyPath, str]
@@ -87,6 +87,13 @@ def search_faults(search: Search, space: SearchSpace) -> Iterator[Fault]:
     for index, params in enumerate(search.initial):
         for name, message in space.faults_of(params):
             yield ("search", "initial", index, name), message
+
+
+def budget_faults(search: Search, scaling: Scaling) -> Iterator[Fault]:
+    """A limit on GPU time against the GPUs there are."""
+    if search.max_gpu_hours is not None and scaling.gpus_per_worker == 0:
+        message = "counts GPU time, and scaling.gpus_per_worker is 0: nothing would be counted"
+        yield ("search", "max_gpu_hours"), f"{message}; use search.max_hours"
 
 
 def outside_faults(train: Mapping[str, Any], space: SearchSpace) -> Iterator[Fault]:

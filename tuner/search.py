@@ -27,6 +27,7 @@ from tuner.observer import Observer
 from tuner.overview import overview
 from tuner.plan import Plan, make_plan
 from tuner.processes import handling_signals
+from tuner.session import refuse_spent
 from tuner.slot import TrialSlot
 from tuner.space import check_room
 from tuner.spec import StudySpec
@@ -104,6 +105,7 @@ def resume(
     try:
         if overrides:
             study.replace_spec(extend_spec(study.spec, overrides))
+        refuse_spent(study)
         _check_access(study.spec)
         _tracker(study.spec, study.dir, observer).check()
         _import_ahead()
@@ -141,6 +143,11 @@ def _plan(spec: StudySpec) -> Plan:
     plan = make_plan(spec, capacity)
     if not plan.slots:
         raise ClusterError(plan.shortfall, "Lower scaling.num_workers or the resources per worker.")
+    if spec.search.max_gpu_hours is not None and not plan.num_gpus:
+        raise InputError(
+            "search.max_gpu_hours: the study uses no GPU here, so that nothing would be counted",
+            "Limit its hours instead: --set search.max_gpu_hours=null --set search.max_hours=1",
+        )
     return plan
 
 
@@ -158,7 +165,7 @@ def _search(study: Study, plan: Plan, observer: Observer, endings: ExitStack) ->
     def free_slot(number: int) -> None:
         free_placement_group(stop_key, number)
 
-    controller = StudyController(study, plan.slots, tracker, observer, stop_slots, free_slot)
+    controller = StudyController(study, plan.slots, tracker, observer, stop_slots, free_slot, plan.num_gpus)
     note_environment(study.dir, slots=plan.slots)
     observer.study_started(study, plan)
 

@@ -75,6 +75,9 @@ class Search(Section):
     """Same seed, same proposals."""
     max_hours: Positive | None = None
     """Start no trial after this many hours of running, and end those that run."""
+    max_gpu_hours: Positive | None = None
+    """As max_hours, but GPU-hours: of all GPUs that the slots hold, for as long as the study runs. The trials are ended
+    half a minute early, so that saving them stays within the limit. Not for a study without GPUs."""
     target: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """End the study as soon as a trial's value is this good."""
     storage: Annotated[str, Field(min_length=1)] | None = None

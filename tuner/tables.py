@@ -25,6 +25,7 @@ STATE_STYLES = {
     "stopped": "yellow",
     "damaged": "red",
 }
+LEVEL_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 _CELL_PADDING, _NAME_CHARS = 3, 28
 # Laying out cells takes rich 1 ms a row: beyond this many, rows are plain lines.
 _MAX_FOLDED_ROWS = 1000

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -17,6 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from trainables.checkpoint_dir import condemn, newest_complete, step_dir, step_of
@@ -193,6 +195,7 @@ class _Trial:
         self._recent = RecentReports()
         self._is_unsaved = False
         self._sent_step = assignment.reported_step
+        self._save_s = 0.0
 
     def run(self, warm: Warm) -> bool:
         """Returns whether the loop reached its last step."""
@@ -253,7 +256,19 @@ class _Trial:
         is_last = self._is_over(report)
         waits = not is_last and (steps is None or report.step in steps)
         busy_s = report.train_s + report.eval_s
-        sent = Reported(number, report.step, report.metrics, report.history, busy_s, waits, is_last)
+        sent = Reported(
+            number,
+            report.step,
+            report.metrics,
+            report.history,
+            busy_s,
+            waits,
+            is_last,
+            eval_s=report.eval_s,
+            save_s=self._save_s,
+            peak_bytes=_peak_bytes(self._worker),
+        )
+        self._save_s = 0.0
         self._recent.add(sent)
         self._line.send(sent)
         return self._line.receive() if waits else self._line.poll()
@@ -267,6 +282,7 @@ class _Trial:
         return improves or self._is_over(report) or report.step % self._assignment.checkpoint_every == 0
 
     def _save(self, report: Report) -> None:
+        began = time.perf_counter()
         self._wait_for_saved()
         self._saver.save(
             report.state,
@@ -275,6 +291,7 @@ class _Trial:
             keep_last=self._assignment.keep_last,
             protected=self._best.checkpoints,
         )
+        self._save_s += time.perf_counter() - began
 
     def _leave(self, report: Report, *, save: bool) -> None:
         if save:
@@ -301,3 +318,7 @@ class _Trial:
     def _announce_saved(self) -> None:
         for path in self._saver.poll():
             self._line.send(Saved(self._assignment.number, step_of(path), str(path)))
+
+
+def _peak_bytes(worker: Worker) -> int:
+    return torch.cuda.max_memory_allocated(worker.device) if worker.device.type == "cuda" else 0
