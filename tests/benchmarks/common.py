@@ -98,8 +98,16 @@ def machine() -> dict[str, Any]:
         "load_before": round(os.getloadavg()[0], 2),
         "is_quiet": os.getloadavg()[0] < QUIET_LOAD,
         "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in ("ray", "torch", "optuna")},
+        **{name: version_of(name) for name in ("ray", "torch", "optuna")},
     }
+
+
+def version_of(library: str) -> str | None:
+    """What is installed; not every measurement needs all."""
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def in_turn(names: Sequence[str], pairs: int, run: Callable[[str], None]) -> None:
