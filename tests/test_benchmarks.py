@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from tests.benchmarks import gpu
+from tests.benchmarks import gpu, head, packing
 from tests.conftest import REPOSITORY
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_the_measurement_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu.main(["--shape", "qwen2.5-3b"]) == 3
+@pytest.mark.parametrize("measurement", [gpu, head, packing])
+def test_without_a_gpu_a_measurement_says_so(
+    measurement: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["measurement", "--device", "cuda"])
+    assert measurement.main() == 3
     output = capsys.readouterr()
     assert (output.out, output.err.partition(";")[0]) == ("", "there is no GPU here")
 

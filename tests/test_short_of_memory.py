@@ -66,7 +66,7 @@ def test_a_rank_without_memory_halves_the_passes_of_all_and_costs_no_trial_and_n
         tmp_path,
         train=settings | {"model": str(model)},
         search={"num_trials": 3},
-        scheduler={"type": "none", "grace_period": None, "reduction_factor": 3},
+        scheduler={"type": "none"},
         scaling={"num_workers": 2, "slots": 1},
         failures={"max_failures": 0},
     )

@@ -123,9 +123,9 @@ def _read_config(folder: Path) -> Mapping[str, Any] | None:
 
 
 def _from_values(values: Mapping[str, Any], vocabulary: int | None) -> Architecture | None:
-    model_type = str(values.get("model_type"))
-    given = dict(values.get("text_config", values))
-    values = _DEFAULTS.get(model_type, {}) | {_OTHER_NAMES.get(name, name): value for name, value in given.items()}
+    given: dict[str, Any] = dict(values.get("text_config", values))
+    model_type = str(given.get("model_type"))
+    values = _DEFAULTS.get(model_type, {}) | {_OTHER_NAMES.get(key, key): value for key, value in given.items()}
 
     def number(*names: str) -> int | None:
         return next((int(values[name]) for name in names if isinstance(values.get(name), (int, float))), None)

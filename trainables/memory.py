@@ -1,9 +1,8 @@
 """What a fine-tune takes of each worker's memory, from its config and the architecture's numbers. Imports no torch.
 
 What is counted: weights, gradients and optimizer state in float32; what the forward pass keeps of every token for the
-backward pass; the head's chunks and gradient (head.py). What is not: the libraries, the device context, and what an
-allocator holds back. Decoders of
-the shape of Llama's and GPT-2's are known. Measured on a CPU it was within a fifth.
+backward pass; the head's chunks and gradient (cross_entropy.py). What is not: the libraries, the device context, and
+what an allocator holds back. Measured on a CPU it was within a fifth.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.benchmarks.checkpoint import plain
-from tests.benchmarks.common import MODEL, machine, print_result, significant
+from tests.benchmarks.common import MODEL, NO_GPU, machine, no_gpu, print_result, significant
 from trainables.architecture import architecture_of
 from trainables.config import TrainConfig
 from trainables.finetune import Report, Warm, Worker, finetune
@@ -46,7 +46,6 @@ from trainables.parallel import Parallelism, leave_group, shard_of
 from trainables.saver import CheckpointSaver
 from trainables.sharded import build_sharded
 
-NO_GPU = 3
 # Of an H200 or H100 SXM, dense bfloat16.
 PEAK_TFLOPS = 989.0
 QWEN = {
@@ -282,8 +281,8 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Measure, then print one line."""
     options = parsed(arguments)
-    if options.device == "cuda" and not torch.cuda.is_available():
-        print("there is no GPU here; `--shape tiny --device cpu` runs the same code without one", file=sys.stderr)
+    if reason := no_gpu(options.device):
+        print(f"{reason}, with `--shape tiny` in seconds", file=sys.stderr)
         return NO_GPU
     shape, device, host = SHAPES[options.shape], Device(options.device), machine()
     parallel: Parallelism = options.parallel or shape.parallel
