@@ -44,7 +44,6 @@ from trainables.config import TrainConfig
 from trainables.finetune import Report, Warm, Worker, finetune
 from trainables.parallel import Parallelism, leave_group, shard_of
 from trainables.saver import CheckpointSaver
-from trainables.sharded import build_sharded
 
 # Of an H200 or H100 SXM, dense bfloat16.
 PEAK_TFLOPS = 989.0
@@ -88,11 +87,7 @@ class OneGroup(Warm):
     """As a Warm; with fsdp the model is divided also where there is one rank, which then needs a process group."""
 
     def _build(self, config: TrainConfig, worker: Worker, is_divided: bool) -> nn.Module:
-        if not dist.is_initialized():
-            return super()._build(config, worker, is_divided)
-        model = build_sharded(config, self.tokenizer(config), worker)
-        self._pristine_buffers = [buffer.detach().cpu() for buffer in model.buffers()]
-        return model
+        return super()._build(config, worker, is_divided or dist.is_initialized())
 
 
 def make_config(shape: Shape, options: argparse.Namespace, folder: Path) -> TrainConfig:
