@@ -59,7 +59,7 @@ def passes_of(study_dir: Path, number: int, rank: int) -> list[int]:
 def test_a_rank_without_memory_halves_the_passes_of_all_and_costs_no_trial_and_no_further_attempt(
     tmp_path: Path,
 ) -> None:
-    settings = {"batch_size": 8, "packing": False, "max_steps": 4, "eval_every": 2, "trust_remote_code": True}
+    settings = {"batch_size": 8, "packing": False, "max_steps": 4, "trust_remote_code": True}
     plain = study_spec(tmp_path, train=settings).train_config()
     model = write_greedy_model(tmp_path / "greedy", plain)
     recorder = Recorder()
