@@ -103,7 +103,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trainables.config import TrainConfig
 from trainables.data import prepare
 from trainables.finetune import make_eval_batch
-from trainables.head import full_cross_entropy
+from trainables.cross_entropy import full_cross_entropy
 from trainables.parallel import Worker
 import torch
 

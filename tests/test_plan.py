@@ -11,7 +11,7 @@ from tuner.spec import StudySpec, make_spec
 
 STUDY: dict[str, Any] = {
     "study": "demo",
-    "train": {"model": {"model_type": "qwen2"}, "dataset": {"path": "d"}, "max_steps": 27, "eval_every": 3},
+    "train": {"model": "org/model", "dataset": {"path": "d"}, "max_steps": 27, "eval_every": 3},
     "search_space": {"learning_rate": {"type": "float", "low": 1e-5, "high": 1e-2, "log": True}},
     "search": {"num_trials": 12},
 }

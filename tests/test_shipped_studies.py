@@ -15,11 +15,12 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from tests.conftest import REPOSITORY, Tune
 from tests.tiny import CPU, MODEL, WORDS
 from trainables.batches import split_batch
-from trainables.checkpoint import TrainState, load_checkpoint
+from trainables.checkpoint import load_checkpoint
 from trainables.config import TrainConfig
 from trainables.model import build_model
 from trainables.optim import make_optimizer
 from trainables.tokenizer import byte_level_tokenizer, load_tokenizer
+from trainables.train_state import TrainState
 from tuner import search
 from tuner.observer import Observer
 from tuner.spec import load_spec

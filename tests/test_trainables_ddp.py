@@ -69,6 +69,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "odd batch": {"batch_size": 5, "micro_batch_size": 2},
     "one example": {"batch_size": 1},
     "recomputed": {"gradient_checkpointing": "full", "micro_batch_size": 2},
+    "some recomputed": {"gradient_checkpointing": "selective", "micro_batch_size": 2},
     "adapters": {"lora.rank": 4},
 }
 

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.benchmarks.head import Head, peak_bytes
-from trainables import head
+from trainables import cross_entropy
 from trainables.batches import IGNORED
-from trainables.head import add_token_loss, full_cross_entropy, linear_cross_entropy
+from trainables.cross_entropy import full_cross_entropy, linear_cross_entropy
+from trainables.head import add_token_loss
 
 SMALL = {
     "vocab_size": 97,
@@ -36,7 +37,7 @@ Gradients = tuple[torch.Tensor, ...]
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(head.CHUNK_BYTES, "cpu", 7 * 97 * 4)
+    monkeypatch.setitem(cross_entropy.CHUNK_BYTES, "cpu", 7 * 97 * 4)
 
 
 def build(architecture: dict[str, Any]) -> nn.Module:
@@ -146,7 +147,7 @@ def test_gradients_are_made_only_where_they_are_asked_for() -> None:
 
 
 def test_the_logits_of_all_tokens_are_never_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(head.CHUNK_BYTES, "cpu", 1 << 20)
+    monkeypatch.setitem(cross_entropy.CHUNK_BYTES, "cpu", 1 << 20)
     measured = Head(num_tokens=256, num_features=8, vocabulary=20_000)
     full_bytes = 256 * 20_000 * 4
     with torch.no_grad():

@@ -16,9 +16,11 @@ from trainables.config import TrainConfig
 from trainables.errors import CheckpointError
 from trainables.finetune import Warm, Worker, finetune
 from trainables.model import build_model
+from trainables.parallel import Parallelism
 from trainables.tokenizer import byte_level_tokenizer
 
 CHECKPOINT = "step_00000003"
+KINDS: tuple[Parallelism, ...] = ("ddp", "fsdp")
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +72,7 @@ def test_a_warm_trial_equals_one_in_a_fresh_process_whatever_ran_before(config: 
     fewer = config.with_params({"lora.rank": 4, "lora.alpha": 3.0, "lora.target_modules": "q_proj, v_proj"})
     first = train(fewer, tmp_path, warm)
     shutil.rmtree(saved)
+    assert without_speed(train(fewer, tmp_path, warm)) == without_speed(first)
     assert without_speed(train(config, tmp_path, warm)) == fresh
     assert without_speed(train(fewer, tmp_path, warm)) == without_speed(first)
 
@@ -133,3 +136,30 @@ def test_layers_of_other_kinds_than_linear_take_adapters(config: TrainConfig, fo
     gpt2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2}
     reports = train(config.with_params({"model": gpt2, "lora.target_modules": "c_attn"}), folder)
     assert reports[-1].metrics["eval_loss"] < reports[0].metrics["eval_loss"]
+
+
+def _compiled(worker: Worker, folder: Path) -> dict[str, Any]:
+    from torch._dynamo.utils import counters
+
+    config = tiny_config(folder / "texts.jsonl", max_steps=4, eval_every=2, micro_batch_size=3, lora={"rank": 4})
+    result: dict[str, Any] = {}
+    for parallel in KINDS:
+        warm, plain = Warm(), train(config, folder / "cache", worker=worker, parallel=parallel)
+        compiled = config.with_params({"compile": True})
+        first = train(compiled, folder / "cache", warm, worker, parallel)
+        graphs = counters["stats"]["unique_graphs"]
+        again = train(compiled, folder / "cache", warm, worker, parallel)
+        losses = [[report.metrics["eval_loss"] for report in reports] for reports in (plain, first, again)]
+        result[parallel] = (*losses, graphs, counters["stats"]["unique_graphs"])
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_adapters_beside_compiled_layers_learn_the_same_and_a_further_trial_compiles_nothing(tmp_path: Path) -> None:
+    write_texts(tmp_path / "texts.jsonl")
+    for result in run_ranks(_compiled, 2, tmp_path, timeout_s=600):
+        for plain, first, again, num_graphs, num_graphs_after in (result[parallel] for parallel in KINDS):
+            assert first == pytest.approx(plain, rel=1e-6)
+            assert again == first
+            assert num_graphs_after == num_graphs > 0

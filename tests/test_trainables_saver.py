@@ -19,11 +19,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from tests.tiny import CPU, MODEL, limited_file_size, processes, run_ranks, tiny_config, write_texts
-from trainables.checkpoint import TrainState, contents, load_checkpoint, save_checkpoint
+from trainables.checkpoint import load_checkpoint, save_checkpoint
 from trainables.checkpoint_dir import complete_checkpoints, is_complete, newest_complete, read_manifest, step_dir
 from trainables.errors import CheckpointError
 from trainables.finetune import Worker, finetune
 from trainables.saver import CheckpointSaver
+from trainables.train_state import TrainState, contents
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -75,8 +75,16 @@ def processes() -> multiprocessing.context.ForkServerContext:
     return multiprocessing.get_context("forkserver")
 
 
-def run_ranks(function: Callable[[Worker, Path], Any], world_size: int, folder: Path) -> list[Any]:
+def run_ranks(
+    function: Callable[[Worker, Path], Any], world_size: int, folder: Path, timeout_s: float = 45
+) -> list[Any]:
     """Runs a module-level function on real gloo ranks, each a process of its own.
+
+    Args:
+        function: Gets its worker and the folder.
+        world_size: How many ranks.
+        folder: What they share.
+        timeout_s: How long a rank waits for the others.
 
     Returns:
         What it returned, by rank.
@@ -85,16 +93,18 @@ def run_ranks(function: Callable[[Worker, Path], Any], world_size: int, folder: 
     (folder / f"rendezvous_{world_size}").unlink(missing_ok=True)
     processes()
     start_processes(  # type: ignore[no-untyped-call]
-        _run_rank, args=(function, world_size, folder), nprocs=world_size, start_method="forkserver"
+        _run_rank, args=(function, world_size, folder, timeout_s), nprocs=world_size, start_method="forkserver"
     )
     return [torch.load(folder / f"result_{world_size}_{rank}.pt", weights_only=False) for rank in range(world_size)]
 
 
-def _run_rank(rank: int, function: Callable[[Worker, Path], Any], world_size: int, folder: Path) -> None:
+def _run_rank(
+    rank: int, function: Callable[[Worker, Path], Any], world_size: int, folder: Path, timeout_s: float
+) -> None:
     torch.set_num_threads(1)
     if world_size > 1:
         rendezvous = f"file://{folder.resolve()}/rendezvous_{world_size}"
-        timeout = timedelta(seconds=45)
+        timeout = timedelta(seconds=timeout_s)
         dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world_size, timeout=timeout)
     result = function(Worker(rank, world_size, torch.device("cpu"), rank), folder)
     torch.save(result, folder / f"result_{world_size}_{rank}.pt")

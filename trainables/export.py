@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from safetensors.torch import save_file
 
-from trainables.checkpoint import load_weights, trained
+from trainables.checkpoint import load_weights
 from trainables.config import TrainConfig
 from trainables.lora import add_adapters, merge_adapters
 from trainables.model import build_model
 from trainables.progress import Stage, bars_told
 from trainables.tokenizer import load_tokenizer
+from trainables.train_state import trained
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from trainables.batches import Batch, MicroBatch, make_batch, train_indices
-from trainables.checkpoint import TrainState, load_checkpoint, save_checkpoint
+from trainables.checkpoint import load_checkpoint, save_checkpoint
 from trainables.config import TrainConfig, parallel_faults
 from trainables.data import TokenStore
 from trainables.divergence import DivergenceWatch
@@ -43,6 +43,7 @@ from trainables.parallel import (
     reshard,
     sum_over_ranks,
 )
+from trainables.train_state import TrainState
 from trainables.warm import Warm
 
 __all__ = ["Report", "TrainState", "Warm", "Worker", "finetune", "load_checkpoint", "save_checkpoint"]

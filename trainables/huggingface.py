@@ -20,7 +20,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from trainables import places
 from trainables.batches import Batch, make_batch, train_indices
-from trainables.checkpoint import TrainState, load_checkpoint
+from trainables.checkpoint import load_checkpoint
 from trainables.config import TrainConfig
 from trainables.data import TokenStore
 from trainables.divergence import DivergenceWatch
@@ -39,6 +39,7 @@ from trainables.model import set_gradient_checkpointing
 from trainables.optim import learning_rate_at, make_optimizer, set_learning_rate
 from trainables.packing import set_packing
 from trainables.parallel import Worker
+from trainables.train_state import TrainState
 from trainables.warm import Warm
 
 if TYPE_CHECKING:

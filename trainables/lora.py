@@ -29,6 +29,12 @@ def add_adapters(model: nn.Module, config: TrainConfig, device: torch.device) ->
 
     with torch.random.fork_rng(devices=[]):
         inject_adapter_in_model(peft_config(config), model)
+    initialise_adapters(model, device)
+
+
+def initialise_adapters(model: nn.Module, device: torch.device) -> None:
+    """Makes a model's adapters as new, in place."""
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_ADAPTERS_SEED)
         for _, adapted in _adapted_layers(model):
             _initialise(adapted.lora_A["default"], adapted.lora_B["default"], device)

@@ -1,21 +1,16 @@
 """What a fine-tune takes of each worker's memory, from its config and the architecture's numbers. Imports no torch.
 
 What is counted: weights, gradients and optimizer state in float32; what the forward pass keeps of every token for the
-backward pass; the head's chunks and gradient (head.py). What is not: the libraries, the device context, and what an
-allocator holds back. Decoders of
-the shape of Llama's and GPT-2's are known. Measured on a CPU it was within a fifth.
+backward pass; the head's chunks and gradient (cross_entropy.py). What is not: the libraries, the device context, and
+what an allocator holds back. Measured on a CPU it was within a fifth.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
+from trainables.architecture import Architecture
 from trainables.config import TrainConfig
 
 FLOAT_BYTES, HALF_BYTES = 4, 2
@@ -23,59 +18,6 @@ FLOAT_BYTES, HALF_BYTES = 4, 2
 GPU_TOKENS_PER_PASS = 16_384
 # What a chunk of logits may take. On a GPU each chunk costs a pass over the head's gradient, so there are few.
 CHUNK_BYTES = {"cpu": 128 << 20, "cuda": 512 << 20}
-_BYTE_LEVEL_VOCABULARY = 259
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """The numbers of a decoder.
-
-    Attributes:
-        layers: Number of layers.
-        hidden: Features of a token.
-        queries: Features of all query heads.
-        keys: Features of all key heads.
-        heads: Query heads.
-        inner: Features inside the MLP; of all experts that a token visits.
-        mlp_matrices: 3 where the MLP is gated, else 2.
-        experts: Experts of a layer to those that a token visits; 1: there are none.
-        vocabulary: Words.
-        positions: Learned positions; 0: none.
-        is_tied: Whether head and embedding share their weights.
-    """
-
-    layers: int
-    hidden: int
-    queries: int
-    keys: int
-    heads: int
-    inner: int
-    mlp_matrices: int
-    experts: float
-    vocabulary: int
-    positions: int
-    is_tied: bool
-
-    @property
-    def head_parameters(self) -> int:
-        return self.vocabulary * self.hidden
-
-    @property
-    def layer_parameters(self) -> int:
-        """Of the matrices of one layer."""
-        attention = 2 * self.hidden * (self.queries + self.keys)
-        return attention + round(self.mlp_matrices * self.hidden * self.inner * self.experts)
-
-    @property
-    def parameters(self) -> int:
-        """All in all; biases and norms are left out."""
-        embeddings = self.head_parameters * (1 if self.is_tied else 2) + self.positions * self.hidden
-        return embeddings + self.layers * self.layer_parameters
-
-    def lora_parameters(self, rank: int) -> int:
-        """Of low-rank adapters on all matrices of the layers."""
-        ins_and_outs = 4 * self.hidden + 2 * (self.queries + self.keys) + self.mlp_matrices * (self.hidden + self.inner)
-        return self.layers * rank * ins_and_outs
 
 
 @dataclass(frozen=True)
@@ -213,64 +155,6 @@ def _head(config: TrainConfig, architecture: Architecture, tokens: int, device: 
     weight = architecture.head_parameters * HALF_BYTES if is_half else 0
     gradient = 0 if config.lora is not None else architecture.head_parameters * FLOAT_BYTES + weight
     return chunk + hidden + weight + gradient
-
-
-# -- the architecture of a model, as far as this machine knows it ------------------------------------------------
-
-
-def architecture_of(config: TrainConfig) -> Architecture | None:
-    """The numbers of a config's model: inline, from a local folder, or from the hub's cache; None: not known here."""
-    values = config.model if isinstance(config.model, dict) else _read_config(config.model)
-    is_byte_level = isinstance(config.model, dict) and config.tokenizer in (None, "byte-level")
-    return None if values is None else _from_values(values, _BYTE_LEVEL_VOCABULARY if is_byte_level else None)
-
-
-def _read_config(model: str) -> Mapping[str, Any] | None:
-    for path in (Path(model) / "config.json", *_cached(model)):
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(values, dict):
-            return values
-    return None
-
-
-def _cached(model: str) -> list[Path]:
-    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
-    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub")) / f"models--{model.replace('/', '--')}"
-    return sorted(cache.glob("snapshots/*/config.json"))
-
-
-def _from_values(values: Mapping[str, Any], vocabulary: int | None) -> Architecture | None:
-    values = values.get("text_config", values)
-
-    def number(*names: str) -> int | None:
-        return next((int(values[name]) for name in names if isinstance(values.get(name), (int, float))), None)
-
-    layers, hidden = number("num_hidden_layers", "n_layer"), number("hidden_size", "n_embd")
-    heads, vocabulary = number("num_attention_heads", "n_head"), number("vocab_size") or vocabulary
-    if not layers or not hidden or not heads or not vocabulary:
-        return None
-    is_gpt2 = values.get("model_type") == "gpt2"
-    inner = number("moe_intermediate_size", "intermediate_size", "n_inner") or (4 * hidden if is_gpt2 else None)
-    if inner is None:
-        return None
-    head_size = number("head_dim") or hidden // heads
-    visited = number("num_experts_per_tok") or 1
-    return Architecture(
-        layers=layers,
-        hidden=hidden,
-        queries=heads * head_size,
-        keys=(number("num_key_value_heads") or heads) * head_size,
-        heads=heads,
-        inner=inner * visited,
-        mlp_matrices=2 if is_gpt2 else 3,
-        experts=(number("num_experts", "num_local_experts", "n_routed_experts") or visited) / visited,
-        vocabulary=vocabulary,
-        positions=(number("n_positions") or 1024) if is_gpt2 else 0,
-        is_tied=bool(values.get("tie_word_embeddings", is_gpt2)),
-    )
 
 
 def _amount(num_bytes: float) -> str:

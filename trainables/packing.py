@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from inspect import signature
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -137,7 +138,8 @@ def packed_attention(
     if cu_seq_lens_q is None:
         return sdpa_attention_forward(module, *states, attention_mask, **options)
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query_BHTD.dtype
-    if query_BHTD.is_cuda and dtype in (torch.bfloat16, torch.float16) and not options.get("dropout"):
+    is_half = dtype in (torch.bfloat16, torch.float16)
+    if query_BHTD.is_cuda and is_half and not options.get("dropout") and _has_varlen():
         states_in_half = tuple(state.to(dtype) for state in states)
         return _varlen(states_in_half, cu_seq_lens_q, max_length_q, options.get("scaling")), None
     return _by_groups(module, states, cu_seq_lens_q, options), None
@@ -165,6 +167,16 @@ def _spread(part_BHTD: torch.Tensor, group: Group) -> torch.Tensor:
     part_HTD = part_BHTD[0] if group.spread is None else part_BHTD[0].index_select(1, group.spread)
     num_heads, _, num_features = part_HTD.shape
     return part_HTD.reshape(num_heads, group.count, group.longest, num_features).transpose(0, 1)
+
+
+@lru_cache(maxsize=1)
+def _has_varlen() -> bool:
+    # Older versions of torch have no such kernel, or one that knows no grouped queries.
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return False
+    return {"window_size", "enable_gqa", "scale"} <= signature(varlen_attn).parameters.keys()
 
 
 def _varlen(

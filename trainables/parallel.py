@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,7 +14,6 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn.parallel import DistributedDataParallel
 
 from trainables.config import FsdpConfig, TrainConfig
@@ -168,8 +167,12 @@ def leave_group() -> None:
     signal.
     """
     gc.collect()
-    # What torch notes of operations on shards holds their mesh, and that the group.
-    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    # Where the driver of a GPU asks for an older torch than ours there may be none.
+    with suppress(ImportError):
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        # What torch notes of operations on shards holds their mesh, and that the group.
+        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
     dist.destroy_process_group()
 
 

@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from trainables.checkpoint import NOISE, Draft, TrainState, contents, write
+from trainables.checkpoint import NOISE, Draft, write
 from trainables.errors import CheckpointError
 from trainables.parallel import Worker
+from trainables.train_state import TrainState, contents
 
 CLOSING_S = 5.0
 

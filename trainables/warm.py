@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from trainables.config import TrainConfig
+from trainables.config import LoraConfig, TrainConfig
 from trainables.data import Role, TokenStore, prepare
-from trainables.lora import add_adapters, halve_frozen_layers, remove_adapters
+from trainables.lora import add_adapters, halve_frozen_layers, initialise_adapters, remove_adapters
 from trainables.model import attention_kernel, build_model
 from trainables.parallel import Parallelism, Worker, is_sharded, reshard, shard_of, transformer_layers
 from trainables.sharded import build_sharded
@@ -26,7 +26,7 @@ class Warm:
     """Hands out model, tokenizer and data; keeps them as long as what they depend on stays the same.
 
     A trial through a Warm gives bit for bit the losses of one in a fresh process: weights and buffers are copied back
-    before it, adapters are made anew over the same weights, and nothing else of the model is changed by training.
+    before it, adapters are as new over the same weights, and nothing else of the model is changed by training.
 
     Args:
         keep_weights: Keep a pristine copy of the weights for the next trial; needless for a single one.
@@ -36,6 +36,8 @@ class Warm:
         self._keep_weights = keep_weights
         self._tokenizer: tuple[Any, PreTrainedTokenizerBase] | None = None
         self._model: tuple[Any, nn.Module] | None = None
+        # Those that the model has now.
+        self._adapters: LoraConfig | None = None
         self._pristine_buffers: list[torch.Tensor] = []
         # Taken when a trial is about to train all weights: beside adapters they stay as they are.
         self._pristine_weights: list[torch.Tensor] = []
@@ -63,10 +65,10 @@ class Warm:
         is_divided = parallel == "fsdp" and worker.world_size > 1
         key = _model_key(config, worker, is_divided)
         if self._model is not None and self._model[0] == key:
-            self._restore(self._model[1])
+            self._restore(self._model[1], config)
             return self._prepared(self._model[1], config, worker)
         # The old one goes first: two may not fit.
-        self._model, self._pristine_weights = None, []
+        self._model, self._adapters, self._pristine_weights = None, None, []
         gc.collect()
         self._model = (key, self._build(config, worker, is_divided))
         model = self._prepared(self._model[1], config, worker)
@@ -89,20 +91,25 @@ class Warm:
         return model
 
     def _prepared(self, model: nn.Module, config: TrainConfig, worker: Worker) -> nn.Module:
-        if config.lora is not None:
+        if config.lora is not None and config.lora == self._adapters:
+            initialise_adapters(model, worker.device)
+        elif config.lora is not None:
             add_adapters(model, config, worker.device)
             if _are_layers_halved(config) and not is_sharded(model):
                 halve_frozen_layers(model)
             if config.compile:
                 # Other adapters are other code to the compiler, which gives up after a few.
                 torch.compiler.reset()
+            self._adapters = config.lora
         elif self._keep_weights and not self._pristine_weights:
             self._pristine_weights = [_host_copy(shard_of(weight)) for weight in model.parameters()]
         return model
 
-    def _restore(self, model: nn.Module) -> None:
+    def _restore(self, model: nn.Module, config: TrainConfig) -> None:
         assert self._keep_weights, "a Warm without pristine weights serves one trial"
-        remove_adapters(model)
+        if config.lora != self._adapters:
+            remove_adapters(model)
+            self._adapters = None
         reshard(model)
         with torch.no_grad():
             _copy_back(model.buffers(), self._pristine_buffers)

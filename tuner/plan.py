@@ -216,7 +216,8 @@ def memory_per_worker(spec: StudySpec, capacity: Capacity | None) -> str:
     """What the largest trial takes on each worker, in one line."""
     if spec.is_custom:
         return ""
-    from trainables.memory import Memory, architecture_of, estimate
+    from trainables.architecture import architecture_of
+    from trainables.memory import Memory, estimate
 
     device = "cpu" if gpus_per_worker(spec, capacity) == 0 else "cuda"
     largest: Memory | None = None
@@ -228,7 +229,7 @@ def memory_per_worker(spec: StudySpec, capacity: Capacity | None) -> str:
                 config = spec.train_config(params | {name: value})
             except ValueError:
                 continue
-            architecture = architecture_of(config)
+            architecture = architecture_of(config.model, config.tokenizer)
             if architecture is None:
                 return "unknown, as the numbers of the model's architecture are not on this machine"
             is_sharded, workers = spec.trainable == "fsdp", spec.scaling.num_workers

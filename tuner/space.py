@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainables.architecture import architecture_of, model_folder
 from trainables.checkpoint_dir import read_manifest
 from tuner.errors import InputError
 from tuner.spec import StudySpec
 
 # Weights, and AdamW's two moments, in float32.
 BYTES_PER_PARAMETER = 12
-# Of the tokenizer that an inline architecture gets where nothing is said: a token a byte, and three more.
-BYTE_LEVEL_VOCABULARY = 259
 
 
 def check_room(spec: StudySpec, root: Path, num_slots: int) -> None:
@@ -34,7 +32,7 @@ def check_room(spec: StudySpec, root: Path, num_slots: int) -> None:
     """
     # Adapters are small beside the model, and saved without it.
     is_known = not spec.is_custom and spec.train.get("lora") is None
-    parameters = count_parameters(spec.train.get("model")) if is_known else None
+    parameters = count_parameters(spec.train.get("model"), spec.train.get("tokenizer")) if is_known else None
     if parameters is None:
         return
     each = parameters * BYTES_PER_PARAMETER
@@ -52,54 +50,22 @@ def num_kept(spec: StudySpec, num_slots: int) -> int:
     return num_slots * (spec.checkpoint.keep_last + 1) + spec.checkpoint.keep_best_trials
 
 
-def count_parameters(model: Any) -> int | None:
+def count_parameters(model: Any, tokenizer: str | None = None) -> int | None:
     """Parameters of a model: from the headers of its safetensors files, else from the numbers of its architecture.
 
     Args:
         model: A folder, a hub id that is in the cache, or an inline architecture.
+        tokenizer: Gives an inline architecture its vocabulary.
 
     Returns:
         None where they cannot be known, or only with torch.
     """
-    if isinstance(model, dict):
-        return architecture_parameters(model)
-    folder = _folder_of(model) if isinstance(model, str) else None
-    if folder is None:
+    if not isinstance(model, (str, Mapping)):
         return None
-    return sum(map(_count_in, sorted(folder.glob("*.safetensors")))) or architecture_parameters(_config_in(folder))
-
-
-def architecture_parameters(config: Mapping[str, Any]) -> int | None:
-    """The parameters of a decoder like Llama's or GPT-2's, without biases and norms; None where a number is missing."""
-    hidden = config.get("hidden_size") or config.get("n_embd")
-    layers = config.get("num_hidden_layers") or config.get("n_layer")
-    if not isinstance(hidden, int) or not isinstance(layers, int):
-        return None
-    heads = config.get("num_attention_heads") or config.get("n_head") or 1
-    of_keys = (config.get("num_key_value_heads") or heads) / heads
-    inner = config.get("intermediate_size") or config.get("n_inner") or 4 * hidden
-    is_gated = "n_embd" not in config
-    layer = hidden * hidden * (2 + 2 * of_keys) + hidden * inner * (3 if is_gated else 2)
-    is_tied = config.get("tie_word_embeddings", not is_gated)
-    embeddings = (config.get("vocab_size") or BYTE_LEVEL_VOCABULARY) * hidden * (1 if is_tied else 2)
-    return int(layers * layer + embeddings)
-
-
-def _folder_of(model: str) -> Path | None:
-    """A folder by itself, or where the hub's cache keeps a model."""
-    if Path(model).is_dir():
-        return Path(model)
-    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
-    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
-    snapshots = sorted((cache / f"models--{model.replace('/', '--')}" / "snapshots").glob("*"))
-    return snapshots[-1] if snapshots else None
-
-
-def _config_in(folder: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return {}
+    folder = model_folder(model) if isinstance(model, str) else None
+    files = sorted(folder.glob("*.safetensors")) if folder is not None else []
+    architecture = architecture_of(model, tokenizer)
+    return sum(map(_count_in, files)) or (None if architecture is None else architecture.parameters)
 
 
 def free_bytes(path: Path) -> int:

@@ -125,10 +125,15 @@ def serve(service: dict[str, Any]) -> None:
     worker = this_worker()
     line = Line(known.address, worker)
     line.send(hello())
+    serve_trials(known, worker, line)
+
+
+def serve_trials(service: Service, worker: Worker, line: Line) -> None:
+    """Run what the slot asks for, trial after trial, in this process; returns when it says `Quit`. Needs no Ray."""
     warm, saver = Warm(), CheckpointSaver(worker)
     while not isinstance(command := line.receive(), Quit):
         if isinstance(command, Start):
-            line.send(run_trial(command.assignment, known, worker, line, warm, saver))
+            line.send(run_trial(command.assignment, service, worker, line, warm, saver))
     saver.close()
 
 

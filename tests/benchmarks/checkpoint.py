@@ -23,10 +23,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.benchmarks.common import MODEL, in_turn, machine, print_result, ratio, significant
-from trainables.checkpoint import TrainState, load_checkpoint, save_checkpoint
+from trainables.checkpoint import load_checkpoint, save_checkpoint
 from trainables.checkpoint_dir import keep_last, newest_complete, step_dir
 from trainables.parallel import Worker
 from trainables.saver import CheckpointSaver
+from trainables.train_state import TrainState
 
 GOAL = 0.1
 WORKER = Worker(rank=0, world_size=1, device=torch.device("cpu"))

@@ -15,6 +15,8 @@ from statistics import median
 from typing import Any
 
 QUIET_LOAD = 1.0
+# Exit code where a measurement is for a GPU and there is none.
+NO_GPU = 3
 
 MODEL = {
     "model_type": "qwen2",
@@ -98,8 +100,33 @@ def machine() -> dict[str, Any]:
         "load_before": round(os.getloadavg()[0], 2),
         "is_quiet": os.getloadavg()[0] < QUIET_LOAD,
         "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in ("ray", "torch", "optuna")},
+        **{name: version_of(name) for name in ("ray", "torch", "optuna")},
     }
+
+
+def version_of(library: str) -> str | None:
+    """What is installed; not every measurement needs all."""
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def no_gpu(device: str) -> str:
+    """Why nothing can be measured on this device; empty where it can."""
+    # What measures no training does not wait for torch.
+    import torch
+
+    is_missing = device == "cuda" and not torch.cuda.is_available()
+    return "there is no GPU here; `--device cpu` runs the same code without one" if is_missing else ""
+
+
+def wait_for(device: str) -> None:
+    """Until all that was asked of a GPU is done."""
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
 
 
 def in_turn(names: Sequence[str], pairs: int, run: Callable[[str], None]) -> None:
