@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainables.architecture import Architecture, architecture_of
 from trainables.config import TrainConfig
-from trainables.memory import Architecture, architecture_of
 from tuner.plan import bounds
 from tuner.spec import StudySpec
 

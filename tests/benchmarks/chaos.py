@@ -137,7 +137,8 @@ def killed(folder: Path, slots: int, kills: list[Kill], whole_size: int, seed: i
         run.kills[kill.kind] += 1
         _tell(f"{sitting.name}: {kill.kind} killed at {run.record_size / whole_size:.0%}")
         if kill.kind in FATAL:
-            run.expect_end(FATAL[kill.kind], INTERRUPT_TIMEOUT_S)
+            # Ray itself takes half a minute to notice that its head died while it started.
+            run.expect_end(FATAL[kill.kind], END_TIMEOUT_S if kill.kind == "head" else INTERRUPT_TIMEOUT_S)
             sitting = run.start()
     run.finish()
     run.faults += progress.setbacks()
