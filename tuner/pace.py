@@ -77,7 +77,7 @@ def assumed_pace(spec: StudySpec, gpus_per_worker: float) -> Pace | None:
         gpus_per_worker: As planned.
     """
     config = None if spec.is_custom else _typical(spec)
-    architecture = None if config is None else architecture_of(config)
+    architecture = None if config is None else architecture_of(config.model, config.tokenizer)
     if config is None or architecture is None:
         return None
     speed, device = _speed(spec, config, gpus_per_worker)
