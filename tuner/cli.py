@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner import cli_reading, output
-from tuner.cli_arguments import ROOT, FormatOption, RootOption, StudyArgument, open_study
+from tuner import cli_launch, cli_reading, output
+from tuner.cli_arguments import ROOT, FileArgument, FormatOption, RootOption, SetOption, StudyArgument, open_study
 from tuner.commands import command
 from tuner.errors import InputError, Problem, SpecError, TuneError
 from tuner.formats import Format
@@ -37,12 +37,8 @@ app = typer.Typer(
 )
 # In the help they stand behind the verbs that run things.
 app.add_typer(cli_reading.app)
+app.add_typer(cli_launch.app)
 
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The study file.", show_default=False)]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the study file; may be repeated."),
-]
 AddressOption = Annotated[
     str | None,
     typer.Option("--address", metavar="HOST:PORT", help="Join this Ray cluster (auto: the one that runs here)."),
@@ -75,6 +71,7 @@ def run(
     name: Annotated[str | None, typer.Option(help="Name of the study, instead of the file's.")] = None,
     root: RootOption = ROOT,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; start nothing.")] = False,
+    go_on: Annotated[bool, typer.Option("--resume", help="Go on with the study where it is there already.")] = False,
     address: AddressOption = None,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
@@ -89,6 +86,8 @@ def run(
     from tuner import search
 
     with _progress(root / spec.study, quiet, verbose) as observer:
+        if go_on and (root / spec.study).exists():
+            return _finish(search.resume(spec.study, root=root, changed=spec, observer=observer, address=address))
         study = search.run(spec, source_text=_read(file), root=root, observer=observer, address=address)
     return _finish(study)
 

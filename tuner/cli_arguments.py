@@ -24,6 +24,11 @@ def _complete_study(context: typer.Context, incomplete: str) -> list[str]:
     return sorted(path.name for path in found if path.name.startswith(incomplete) and (path / "spec.json").exists())
 
 
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The study file.", show_default=False)]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the study file; may be repeated."),
+]
 StudyArgument = Annotated[
     str,
     typer.Argument(

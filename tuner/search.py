@@ -19,7 +19,7 @@ from tuner import cluster
 from tuner.controller import StudyController
 from tuner.environment import note_environment
 from tuner.errors import ClusterError, InputError
-from tuner.extension import extend_spec
+from tuner.extension import accept, extend_spec
 from tuner.observer import Observer
 from tuner.overview import overview
 from tuner.plan import Plan, make_plan
@@ -74,6 +74,7 @@ def resume(
     *,
     root: Path,
     overrides: Sequence[str] = (),
+    changed: StudySpec | None = None,
     observer: Observer | None = None,
     address: str | None = None,
 ) -> Study:
@@ -83,6 +84,7 @@ def resume(
         name: Its name under `root`, or the path of its folder.
         root: Where studies live.
         overrides: `key=value` changes that extend it, as `tune run --set` takes them.
+        changed: The study as its file states it now, in place of overrides.
         observer: Hears of every event.
         address: A Ray cluster to join; None starts one on this machine.
 
@@ -95,6 +97,8 @@ def resume(
     observer = observer or Observer()
     study = Study.open(root, name, writable=True)
     try:
+        if changed is not None and changed != study.spec:
+            study.replace_spec(accept(study.spec, changed))
         if overrides:
             study.replace_spec(extend_spec(study.spec, overrides))
         _check_access(study.spec)
