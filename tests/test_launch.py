@@ -17,6 +17,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
+from tests.clusters import free_port
 from tests.conftest import REPOSITORY, Tune
 from tests.studies import study_data
 from tuner.cli import app
@@ -186,7 +187,7 @@ def test_a_variable_that_is_not_set_is_named(study_file: Path, monkeypatch: pyte
 @pytest.mark.timeout(400)
 def test_two_nodes_run_a_study_from_their_script_and_go_on_with_it(tmp_path: Path, tune: Tune) -> None:
     # Ray's sockets have paths of at most 107 characters.
-    scratch = Path(f"/tmp/launch-{os.getpid()}")
+    scratch, port = Path(f"/tmp/launch-{os.getpid()}"), free_port()
     file = write(tmp_path, "pair", search={"num_trials": 2}, scaling={"num_workers": 2})
     for num_trials in (2, 3):
         done = tune(
@@ -194,7 +195,7 @@ def test_two_nodes_run_a_study_from_their_script_and_go_on_with_it(tmp_path: Pat
             *("--set", f"search.num_trials={num_trials}", "--to", "start.sh"),
         )
         assert done.returncode == 0, done.stderr
-        with started(tmp_path, scratch, 1) as one, started(tmp_path, scratch, 0) as zero:
+        with started(tmp_path, scratch, port, 1) as one, started(tmp_path, scratch, port, 0) as zero:
             assert zero.wait(180) == 0, (tmp_path / "node0.log").read_text()
             assert one.wait(60) == 0, (tmp_path / "node1.log").read_text()
         status = json.loads(tune("status", "pair", "--format", "json").stdout)
@@ -204,9 +205,9 @@ def test_two_nodes_run_a_study_from_their_script_and_go_on_with_it(tmp_path: Pat
 
 
 @contextmanager
-def started(folder: Path, scratch: Path, rank: int) -> Iterator[subprocess.Popen[bytes]]:
+def started(folder: Path, scratch: Path, port: int, rank: int) -> Iterator[subprocess.Popen[bytes]]:
     """The script on one node."""
-    environment = {"NODE_RANK": str(rank), "HEAD": "127.0.0.1", "RAY_PORT": "16379", "PYTHONPATH": str(REPOSITORY)}
+    environment = {"NODE_RANK": str(rank), "HEAD": "127.0.0.1", "RAY_PORT": str(port), "PYTHONPATH": str(REPOSITORY)}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with open(folder / f"node{rank}.log", "wb") as log:
         process = subprocess.Popen(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -14,8 +13,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner import cli_launch, cli_reading, output
-from tuner.cli_arguments import ROOT, FileArgument, FormatOption, RootOption, SetOption, StudyArgument, open_study
+from tuner import cli_jobs, cli_launch, cli_reading, output
+from tuner.address import is_outside
+from tuner.cli_arguments import (
+    ROOT,
+    FileArgument,
+    FormatOption,
+    RootOption,
+    SetOption,
+    StudyArgument,
+    ThereOption,
+    open_study,
+)
 from tuner.commands import command
 from tuner.errors import InputError, Problem, SpecError, TuneError
 from tuner.formats import Format
@@ -37,11 +46,16 @@ app = typer.Typer(
 )
 # In the help they stand behind the verbs that run things.
 app.add_typer(cli_reading.app)
+app.add_typer(cli_jobs.app)
 app.add_typer(cli_launch.app)
 
 AddressOption = Annotated[
     str | None,
-    typer.Option("--address", metavar="HOST:PORT", help="Join this Ray cluster (auto: the one that runs here)."),
+    typer.Option(
+        "--address",
+        metavar="ADDRESS",
+        help="Of a Ray cluster: auto or HOST:PORT joins it from a machine of it; http://... runs it there as a job.",
+    ),
 ]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Every report of every trial as a line, too.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; results, warnings and errors only.")]
@@ -80,9 +94,11 @@ def run(
 
     Checks the file, creates the study, runs its trials and prints the leaderboard.
     """
-    spec = _load(file, [*(overrides or []), *([] if name is None else [f"study={json.dumps(name)}"])])
+    spec, changes = cli_jobs.load(file, overrides, name)
     if dry_run:
         return _print_plan(spec)
+    if address is not None and is_outside(address):
+        return cli_jobs.run_there(address, file, spec, changes, root, go_on=go_on)
     from tuner import search
 
     with _progress(root / spec.study, quiet, verbose) as observer:
@@ -105,6 +121,8 @@ def resume(
 
     Finished trials are never repeated; interrupted ones go on from their newest checkpoint.
     """
+    if address is not None and is_outside(address):
+        return cli_jobs.resume_there(address, study, overrides or [], root)
     from tuner import search
     from tuner.study_dir import find_study
 
@@ -151,7 +169,7 @@ def validate(
     problems: list[Problem] = []
     for file in files:
         try:
-            spec = _load(file, overrides or [])
+            spec, _ = cli_jobs.load(file, overrides, None)
         except SpecError as error:
             problems += error.problems
         else:
@@ -166,11 +184,14 @@ def stop(
     study: StudyArgument,
     root: RootOption = ROOT,
     wait_s: Annotated[float, typer.Option("--wait", metavar="SECONDS", help="How long to wait for its end.")] = 60.0,
+    address: ThereOption = None,
 ) -> int:
     """End a study that runs in another terminal.
 
     Its running trials save a checkpoint; the study can be resumed.
     """
+    if address is not None:
+        return cli_jobs.verb_there(address, "stop", study, root, "--wait", str(wait_s))
     opened = open_study(study, root)
     if not opened.is_running:
         raise InputError(f"study {study!r} is not running", f"See how it stands: {command('status', opened.dir)}")
@@ -182,12 +203,6 @@ def stop(
         raise TuneError(f"study {study!r} still runs after {wait_s:g} s", "It ends once its trials have saved.")
     output.stopped(open_study(study, root))
     return 0
-
-
-def _load(file: Path, overrides: list[str]) -> StudySpec:
-    from tuner.spec import load_spec
-
-    return load_spec(file, overrides)
 
 
 def _read(file: Path) -> str:

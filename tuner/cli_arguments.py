@@ -44,6 +44,10 @@ OptionalStudyArgument = Annotated[
 ]
 RootOption = Annotated[Path, typer.Option("--root", metavar="DIR", help="Where studies live.")]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]
+ThereOption = Annotated[
+    str | None,
+    typer.Option("--address", metavar="http://HOST:8265", help="It was submitted to this cluster; ask there."),
+]
 TrialArgument = Annotated[int, typer.Argument(metavar="TRIAL", help="Number of a trial.", min=0, show_default=False)]
 ROOT = DEFAULT_ROOT
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from tuner import output
 from tuner.cli_arguments import FileArgument, SetOption
+from tuner.cli_jobs import load
 from tuner.commands import DEFAULT_ROOT
 from tuner.errors import InputError
 from tuner.launch import Launch, plan_launch
@@ -164,17 +164,15 @@ def _launch(
     setup: str = "",
 ) -> Launch:
     """A study that has been checked, and fits."""
-    from tuner.spec import load_spec
-
-    changes = (*(overrides or ()), *([] if name is None else [f"study={json.dumps(name)}"]))
+    spec, changes = load(file, overrides, name)
     launch = Launch(
-        spec=load_spec(file, changes),
+        spec=spec,
         file=file,
         nodes=nodes,
         gpus=gpus,
         cpus=cpus or max(1, gpus) * _CPUS_PER_GPU,
         root=root,
-        overrides=changes,
+        overrides=tuple(changes),
         setup=setup,
     )
     planned = plan_launch(launch)

@@ -6,17 +6,17 @@ named in a file, never written into it.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePath
 
-from tuner.errors import ClusterError, InputError
+from tuner.errors import ClusterError
 from tuner.plan import Capacity, Plan, make_plan, shortfall, slots
 from tuner.spec import StudySpec
+from tuner.variables import values_of
 
 _HERE = Path(__file__).parent
 _MOST_NODES = 1024
@@ -52,7 +52,7 @@ class Launch:
         each = f"{self.gpus} GPUs and {self.cpus} CPUs"
         return f"The study {self.spec.study} on {self.nodes} nodes with {each} each; made by `tune launch`."
 
-    def run(self, file: Path | None = None) -> str:
+    def run(self, file: PurePath | None = None) -> str:
         """The command that runs the study on its head node, as shell words; `--address` is to follow."""
         changes = [word for item in self.overrides for word in ("--set", item)]
         return _tuner("run", str(file or self.file), "--resume", "--root", self.root, *changes)
@@ -101,19 +101,6 @@ def plan_launch(launch: Launch) -> Plan:
     enough = next((n for n in range(launch.nodes, _MOST_NODES) if slots(spec, _capacity(n, each))), None)
     larger = "Ask for larger nodes (--gpus, --cpus)" if enough is None else f"Ask for --nodes {enough}"
     raise ClusterError(lacking, f"{larger}, or lower scaling.num_workers or the resources per worker.")
-
-
-def values_of(names: tuple[str, ...], key: str) -> dict[str, str]:
-    """Environment variables that a study names.
-
-    Raises:
-        InputError: One of them is not set.
-    """
-    missing = [name for name in names if name not in os.environ]
-    if missing:
-        words = ", ".join(missing)
-        raise InputError(f"{words}: named in {key} of the study, and not set here", f"export {missing[0]}=...")
-    return {name: os.environ[name] for name in names}
 
 
 def version() -> str:

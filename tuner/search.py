@@ -11,6 +11,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tuner.spec import StudySpec
 from tuner.study import Study
 from tuner.study_dir import REPORT, refuse_existing
 from tuner.tracking import MlflowTracker
+from tuner.variables import kept_in_cluster, values_of
 from tuner.worker_group import SlotSettings, free_placement_group
 
 TRACKING_PATIENCE_S = 15.0
@@ -52,17 +54,18 @@ def run(
 
     Raises:
         StudyExistsError: There is a study of that name.
-        InputError: The hub does not give out the model.
+        InputError: The hub does not give out the model, or a variable that the study names is not set.
         TrackingError: MLflow cannot be used as configured.
         ClusterError: The cluster cannot be reached, or can never hold one trial.
         StudyAbortedError: It was ended because it could not go well.
     """
     observer = observer or Observer()
     refuse_existing(spec.study, root)
+    env, _ = _variables(spec)
     _check_access(spec)
     _tracker(spec, root / spec.study, observer).check()
     _import_ahead()
-    with handling_signals(_raise_interrupt), cluster.connected(address):
+    with handling_signals(_raise_interrupt), cluster.connected(address, env):
         plan = _plan(spec)
         check_room(spec, root, plan.slots or 1)
         study = Study.create(spec, source_text, root)
@@ -101,13 +104,18 @@ def resume(
             study.replace_spec(accept(study.spec, changed))
         if overrides:
             study.replace_spec(extend_spec(study.spec, overrides))
+        env, _ = _variables(study.spec)
         _check_access(study.spec)
         _tracker(study.spec, study.dir, observer).check()
         _import_ahead()
-        with handling_signals(_raise_interrupt), cluster.connected(address):
+        with handling_signals(_raise_interrupt), cluster.connected(address, env):
             return _search(study, _plan(study.spec), observer)
     finally:
         study.close()
+
+
+def _variables(spec: StudySpec) -> tuple[dict[str, str], dict[str, str]]:
+    return values_of(spec.env, "env"), values_of(spec.secrets, "secrets")
 
 
 def _check_access(spec: StudySpec) -> None:
@@ -154,9 +162,11 @@ def _search(study: Study, plan: Plan, observer: Observer) -> Study:
     controller = StudyController(study, plan.slots, tracker, observer, stop_slots, free_slot)
     note_environment(study.dir, slots=plan.slots)
     observer.study_started(study, plan)
+    # Workers of a cluster that was started here inherit them.
+    secrets = _variables(study.spec)[1] if cluster.can_autoscale() else {}
     try:
-        with _interruptible(controller):
-            _run_tune(controller, _settings(study, plan, stop_key), plan.slots)
+        with _interruptible(controller), kept_in_cluster(f"tune:secrets:{study.dir.resolve()}", secrets) as key:
+            _run_tune(controller, replace(_settings(study, plan, stop_key), secrets_key=key), plan.slots)
     finally:
         # Each of them is owed to somebody, also when the one before could not be done.
         with ExitStack() as endings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 
@@ -12,7 +13,7 @@ def main(address: str, wanted: int) -> None:
     """Wait; exits with 3 when they do not come."""
     import ray
 
-    ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+    ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     deadline = time.monotonic() + PATIENCE_S
     while (found := sum(node["Alive"] for node in ray.nodes())) < wanted:  # type: ignore[no-untyped-call]
         if time.monotonic() > deadline:

@@ -13,7 +13,8 @@ def to_yaml(data: Mapping[str, Any]) -> str:
     Args:
         data: Dicts, lists, text, numbers, booleans and None.
     """
-    from ruamel.yaml import YAML, SafeRepresenter
+    from ruamel.yaml import YAML
+    from ruamel.yaml.representer import SafeRepresenter
 
     class Representer(SafeRepresenter):
         """Text of several lines stays as it is."""
