@@ -20,8 +20,11 @@ from ruamel.yaml import YAML
 from tests.clusters import free_port
 from tests.conftest import REPOSITORY, Tune
 from tests.studies import study_data
+from tuner import search
 from tuner.cli import app
 from tuner.errors import InputError, TuneError
+from tuner.spec import override_spec
+from tuner.study import Study
 
 SCHEMA = REPOSITORY.parent / "shared" / "schemas" / "rayjob-v1.openapi.json"
 SIZE = ("--nodes", "2", "--gpus", "8")
@@ -182,6 +185,14 @@ def test_a_variable_that_is_not_set_is_named(study_file: Path, monkeypatch: pyte
         launch("kubernetes", study_file)
 
 
+def test_a_study_whose_file_has_changed_its_meaning_does_not_go_on(demo_study: Study) -> None:
+    changed = override_spec(demo_study.spec, ["scheduler.reduction_factor=2", "search.num_trials=9"])
+    with pytest.raises(InputError, match=r"scheduler\.reduction_factor: 3 -> 2") as raised:
+        search.resume("demo", root=demo_study.dir.parent, changed=changed)
+    assert "num_trials: 8 -> 9" not in raised.value.message
+    assert Study.open(demo_study.dir.parent, "demo").spec == demo_study.spec
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(400)
@@ -202,6 +213,38 @@ def test_two_nodes_run_a_study_from_their_script_and_go_on_with_it(tmp_path: Pat
         assert status["state"] == "finished"
         assert sum(status["counts"].values()) == num_trials
     shutil.rmtree(scratch, ignore_errors=True)
+
+
+ISOLATED = ("unshare", "--pid", "--fork", "--mount-proc")
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run([*ISOLATED, "true"], check=False).returncode != 0,
+    reason="symmetric-run ends every Ray that it sees: needs a PID namespace of its own",
+)
+def test_a_batch_script_runs_its_study_where_srun_starts_one_process(tmp_path: Path, tune: Tune) -> None:
+    srun = tmp_path / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.write_text('#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\nexec "$@"\n', encoding="utf-8")
+    srun.chmod(0o755)
+    file = write(tmp_path, "batch", search={"num_trials": 2})
+    size = ("--nodes", "1", "--gpus", "0", "--cpus", "1")
+    assert tune("launch", "slurm", file, *size, "--to", "study.sbatch").returncode == 0
+    paths = [str(srun.parent), str(Path(sys.executable).parent), os.environ["PATH"]]
+    done = subprocess.run(
+        [*ISOLATED, "bash", "study.sbatch"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(tune("status", "batch", "--format", "json").stdout)["state"] == "finished"
 
 
 @contextmanager

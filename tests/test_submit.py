@@ -147,7 +147,7 @@ def test_a_study_is_stopped_and_goes_on_from_here(place: Place) -> None:
     assert "runs there already, as job tune-long" in twice.stderr
     stopped = place.tune("stop", "long")
     assert stopped.returncode == 0, stopped.stderr
-    assert place.status("long")["state"] == "interrupted"
+    assert place.status("long")["state"] == "stopped"
     ended = sum(place.status("long")["counts"].values())
     resumed = place.tune("resume", "long", "--set", f"search.num_trials={ended}")
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr

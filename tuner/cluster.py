@@ -10,7 +10,9 @@ from typing import Any
 
 import ray
 
-from tuner.address import check_reachable, reason_of
+from tuner.address import check_reachable, is_outside, reason_of
+from tuner.cluster_token import settle_token
+from tuner.errors import ClusterError
 from tuner.plan import Capacity
 from tuner.processes import handling_signals, python_path
 from tuner.sweeper import sweeping
@@ -84,10 +86,16 @@ def _start_local() -> None:
 
 
 def _join(address: str, env: Mapping[str, str]) -> None:
+    if is_outside(address):
+        raise ClusterError(f"{address} takes jobs; nobody can join there", f"Use: tune submit FILE --address {address}")
+    try:
+        address = ray._private.services.canonicalize_bootstrap_address_or_die("auto") if address == "auto" else address
+    except ConnectionError as error:
+        raise reason_of(address, error) from error
     check_reachable(address)
-    if address != "auto":
-        # It would win over what was asked for.
-        os.environ.pop("RAY_ADDRESS", None)
+    settle_token(address)
+    # It would win over what was asked for.
+    os.environ.pop("RAY_ADDRESS", None)
     _init(address=address, runtime_env={"env_vars": {**ENVIRONMENT, "PYTHONPATH": python_path(), **env}})
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner import output
 from tuner.address import check_reachable, check_version, reason_of
+from tuner.cluster_token import adopt_token, settle_token
 from tuner.commands import DEFAULT_ROOT
 from tuner.errors import ClusterError, InputError, StudyExistsError, StudyNotFoundError, TuneError
 from tuner.job_log import JobLog
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 _START_PATIENCE_S = 120.0
 _POLL_S = 0.3
 _ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
+# How long Ray's own stop waits: trials save at their next report.
+_PATIENT = {"RAY_JOB_STOP_WAIT_TIME_S": "60"}
 # Exit codes of `tune run` that say that nothing was started.
 _NOT_STARTED = frozenset({2, 3})
 
@@ -62,7 +65,7 @@ class Submission:
     @classmethod
     def of(cls, job: JobDetails) -> Submission | None:
         """What a job was submitted as; None for one that is no study."""
-        kept = json.loads((job.metadata or {}).get("tune", "null"))
+        kept = json.loads((job.metadata or {}).get("tune", "null")) if job.submission_id else None
         return kept and cls(**kept | {name: tuple(kept[name]) for name in ("env", "secrets")})
 
 
@@ -89,6 +92,9 @@ class Jobs:
 
             # What it does is said by us, where it is worth a line.
             logging.disable(logging.WARNING)
+            adopt_token()
+            if address.startswith("ray://"):
+                settle_token(address)
             self._client: JobSubmissionClient = JobSubmissionClient(address)
         check_version(address, self._client._server_ray_version or "")
 
@@ -202,33 +208,40 @@ class Jobs:
         from tuner.variables import values_of
 
         env, hidden = values_of(submission.env, "env"), values_of(submission.secrets, "secrets")
-        known = self._of(submission.study)
-        if repeated := [job for job, other in known if submission.key and other.key == submission.key]:
-            return str(repeated[-1].submission_id)
-        self._refuse_known(submission, known, may_exist=may_exist)
-        name = f"tune-{submission.study}" + (f"-{len(known) + 1}" if known else "")
+        number, repeated = self._next_number(submission, may_exist=may_exist)
+        if repeated:
+            return repeated
+        name = f"tune-{submission.study}" + (f"-{number}" if number > 1 else "")
         # Not a part of what a job is submitted with: Ray keeps and shows that.
         place = f"gcs://_ray_pkg_{secrets.token_hex(16)}.zip" if hidden else ""
-        entry = ["python", "-m", "tuner.on_cluster", *(["--secrets", place] if place else []), *words]
-        job = self._submit_job(entry, name, Path.cwd(), env, submission.to_metadata())
+        hidden_words = ["--secrets", place] if place else []
+        entry = ["python", "-m", "tuner.on_cluster", *hidden_words, *words, "--address", "auto"]
+        try:
+            job = self._submit_job(entry, name, Path.cwd(), _PATIENT | env, submission.to_metadata())
+        except ClusterError:
+            # Ray takes a name once: where somebody else was faster, this says so.
+            if repeated := self._next_number(submission, may_exist=may_exist)[1]:
+                return repeated
+            raise
         if place:
             self._put(place.removeprefix("gcs://"), json.dumps(hidden).encode())
         return job
 
-    def _refuse_known(
-        self, submission: Submission, known: Sequence[tuple[JobDetails, Submission]], *, may_exist: bool
-    ) -> None:
-        running = [job for job, _ in known if job.status not in _ENDED]
-        was_started = [job for job, _ in known if job.status != "FAILED" or job.driver_exit_code not in _NOT_STARTED]
-        study, there = submission.study, f"--address {self._address}"
-        if running:
+    def _next_number(self, submission: Submission, *, may_exist: bool) -> tuple[int, str]:
+        """(which job of its study the next one is, the job that a repeated submission has made already)."""
+        known, study, there = self._of(submission.study), submission.study, f"--address {self._address}"
+        if repeated := [job for job, other in known if submission.key and other.key == submission.key]:
+            return len(known), str(repeated[-1].submission_id)
+        if running := [job for job, _ in known if job.status not in _ENDED]:
             remedy = f"See how it stands: tune status {study} {there}"
             raise StudyExistsError(f"study {study!r} runs there already, as job {running[-1].submission_id}", remedy)
+        was_started = [job for job, _ in known if job.status != "FAILED" or job.driver_exit_code not in _NOT_STARTED]
         if was_started and not may_exist:
             raise StudyExistsError(
                 f"study {study!r} was submitted already, as job {was_started[-1].submission_id}",
                 f"Go on with it: tune resume {study} {there}   or start another: --name {study}-2",
             )
+        return len(known) + 1, ""
 
     def _submit_job(
         self, entry: Sequence[str], name: str, directory: Path | None, env: Mapping[str, str], metadata: dict[str, str]

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
+
+from tuner import cluster
+from tuner.errors import ClusterError
 
 PATIENCE_S = 600.0
 
 
 def main(address: str, wanted: int) -> None:
-    """Wait; exits with 3 when they do not come."""
-    import ray
+    """Wait.
 
-    ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+    Raises:
+        ClusterError: They do not come.
+    """
     deadline = time.monotonic() + PATIENCE_S
-    while (found := sum(node["Alive"] for node in ray.nodes())) < wanted:  # type: ignore[no-untyped-call]
-        if time.monotonic() > deadline:
-            print(
-                f"only {found} of {wanted} nodes have joined {address} in {PATIENCE_S / 60:g} minutes", file=sys.stderr
-            )
-            sys.exit(3)
-        time.sleep(1)
+    with cluster.connected(address):
+        while (found := len(cluster.capacity().nodes)) < wanted:
+            if time.monotonic() > deadline:
+                minutes = f"{PATIENCE_S / 60:g} minutes"
+                raise ClusterError(f"only {found} of {wanted} nodes have joined {address} in {minutes}")
+            time.sleep(1)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    try:
+        main(sys.argv[1], int(sys.argv[2]))
+    except ClusterError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
