@@ -50,10 +50,11 @@ def environment(home: Path, token: str = TOKEN) -> dict[str, str]:
 
 @contextmanager
 def cluster(home: Path, num_cpus: int = 2, *, has_dashboard: bool = True) -> Iterator[Cluster]:
-    """One that runs while the block does."""
+    """One that runs while the block does; those of one process share a folder, as those of one host do by default."""
     ports = [free_port() for _ in range(4)]
     # Ray's sockets have paths of at most 107 characters.
-    folder = Path(f"/tmp/ray-{os.getpid()}-{ports[0]}")
+    folder = Path(f"/tmp/ray-{os.getpid()}")
+    is_first = not folder.exists()
     made = Cluster(*ports[:3], folder)
     options = {
         "port": ports[0],
@@ -86,7 +87,8 @@ def cluster(home: Path, num_cpus: int = 2, *, has_dashboard: bool = True) -> Ite
         # It ends all that it has started.
         process.send_signal(signal.SIGTERM)
         process.wait(60)
-        shutil.rmtree(folder, ignore_errors=True)
+        if is_first:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def free_port() -> int:

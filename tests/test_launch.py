@@ -58,7 +58,7 @@ def launch(target: str, file: Path, *options: str) -> None:
 def launched(capsys: pytest.CaptureFixture[str], target: str, file: Path, *options: str) -> str:
     launch(target, file, *options)
     said = capsys.readouterr()
-    assert "1 trial at a time on 2 nodes, 6 trials in all" in said.err
+    assert "1 trial at a time on 2 nodes, 6 in all" in said.err
     assert "0xSECRET" not in said.out + said.err
     return said.out
 

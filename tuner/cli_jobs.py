@@ -12,7 +12,7 @@ from tuner import output
 from tuner.cli_arguments import ROOT, FileArgument, RootOption, SetOption
 
 if TYPE_CHECKING:
-    from tuner.jobs import Submission
+    from tuner.jobs import Jobs, Submission
     from tuner.spec import StudySpec
 
 app = typer.Typer()
@@ -63,24 +63,23 @@ def run_there(address: str, file: Path, spec: StudySpec, changes: list[str], roo
     from tuner.jobs import Jobs
 
     jobs = Jobs(address)
-    return follow(address, spec.study, jobs.submit(file, changes, _submission(spec, root), go_on=go_on))
+    return _follow(jobs, spec.study, jobs.submit(file, changes, _submission(spec, root), go_on=go_on))
 
 
 def resume_there(address: str, study: str, overrides: list[str], root: Path) -> int:
     """`tune resume` of a study that was submitted."""
     from tuner.jobs import Jobs
 
-    return follow(address, study, Jobs(address).resume(study, root, overrides))
+    jobs = Jobs(address)
+    return _follow(jobs, study, jobs.resume(study, root, overrides))
 
 
-def follow(address: str, study: str, job: str) -> int:
+def _follow(jobs: Jobs, study: str, job: str) -> int:
     """Print what a study's job prints, until it ends; Ctrl-C leaves the study running."""
-    from tuner.jobs import Jobs
-
     try:
-        return Jobs(address).follow(job)
+        return jobs.follow(job)
     except KeyboardInterrupt:
-        output.note(f"the study goes on as job {job}; end it with: tune stop {study} --address {address}")
+        output.note(f"the study goes on as job {job}; end it with: tune stop {study} --address {jobs.address}")
         raise
 
 

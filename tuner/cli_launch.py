@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tuner import output
+from tuner import output, text
 from tuner.cli_arguments import FileArgument, SetOption
 from tuner.cli_jobs import load
 from tuner.commands import DEFAULT_ROOT
@@ -178,8 +178,8 @@ def _launch(
     planned = plan_launch(launch)
     for line in planned.warnings:
         output.warning(line)
-    at_once = f"{planned.slots} trial{'' if planned.slots == 1 else 's'}"
-    output.note(f"study {planned.study}: {at_once} at a time on {nodes} nodes, {planned.num_trials} trials in all")
+    at_once = f"{text.plural(planned.slots or 0, 'trial')} at a time on {text.plural(nodes, 'node')}"
+    output.note(f"study {planned.study}: {at_once}, {planned.num_trials} in all")
     return launch
 
 

@@ -77,6 +77,9 @@ def root_there(root: Path) -> str:
 class Jobs:
     """The jobs of one cluster.
 
+    Attributes:
+        address: As given.
+
     Args:
         address: `http://HOST:8265` of its dashboard, or `ray://HOST:10001`.
 
@@ -86,7 +89,7 @@ class Jobs:
 
     def __init__(self, address: str) -> None:
         check_reachable(address)
-        self._address = address
+        self.address = address
         with _only(address), _as_cluster_error(address):
             from ray.job_submission import JobSubmissionClient
 
@@ -138,7 +141,7 @@ class Jobs:
         if not found and root == DEFAULT_ROOT:
             known = sorted({submission.study for _, submission in self._all()})
             remedy = f"Studies there: {', '.join(known)}." if known else "Name its place on the cluster: --root DIR"
-            raise StudyNotFoundError(f"no study {study!r} was submitted to {self._address}", remedy)
+            raise StudyNotFoundError(f"no study {study!r} was submitted to {self.address}", remedy)
         return found[-1] if root == DEFAULT_ROOT else Submission(study, root_there(root))
 
     def job_of(self, study: str) -> str:
@@ -164,7 +167,7 @@ class Jobs:
         try:
             return self.follow(job)
         finally:
-            with suppress(RuntimeError), _as_cluster_error(self._address):
+            with suppress(RuntimeError), _as_cluster_error(self.address):
                 self._client.delete_job(job)
 
     def follow(self, job: str, until: Callable[[str], bool] = lambda line: False) -> int:
@@ -179,14 +182,14 @@ class Jobs:
         """
         printer = JobLog(until)
         self._wait(job, lambda status: status != "PENDING")
-        with _as_cluster_error(self._address):
+        with _as_cluster_error(self.address):
             asyncio.run(self._tail(job, printer))
         if printer.has_seen:
             return 0
         self._wait(job, lambda status: status in _ENDED)
         details = self._client.get_job_info(job)
         if not printer.has_begun:
-            raise ClusterError(f"job {job} has not begun: {_last_words(details)}", f"See {self._address} for its log.")
+            raise ClusterError(f"job {job} has not begun: {_last_words(details)}", f"See {self.address} for its log.")
         return int(details.driver_exit_code if details.driver_exit_code is not None else 1)
 
     def watch_start(self, job: str, study: str) -> int:
@@ -229,7 +232,7 @@ class Jobs:
 
     def _next_number(self, submission: Submission, *, may_exist: bool) -> tuple[int, str]:
         """(which job of its study the next one is, the job that a repeated submission has made already)."""
-        known, study, there = self._of(submission.study), submission.study, f"--address {self._address}"
+        known, study, there = self._of(submission.study), submission.study, f"--address {self.address}"
         if repeated := [job for job, other in known if submission.key and other.key == submission.key]:
             return len(known), str(repeated[-1].submission_id)
         if running := [job for job, _ in known if job.status not in _ENDED]:
@@ -248,7 +251,7 @@ class Jobs:
     ) -> str:
         content = pack(directory)
         package = name_of(content)
-        with _as_cluster_error(self._address):
+        with _as_cluster_error(self.address):
             if not self._client._package_exists(f"gcs://{package}"):
                 self._put(package, content)
             runtime_env: dict[str, Any] = {"working_dir": f"gcs://{package}", "env_vars": dict(env)}
@@ -261,10 +264,10 @@ class Jobs:
     def _put(self, name: str, content: bytes) -> None:
         answer = self._client._do_request("PUT", f"/api/packages/gcs/{name}", data=content)
         if answer.status_code != 200:
-            raise ClusterError(f"{self._address} has not taken {len(content)} bytes: status {answer.status_code}")
+            raise ClusterError(f"{self.address} has not taken {len(content)} bytes: status {answer.status_code}")
 
     def _all(self) -> list[tuple[JobDetails, Submission]]:
-        with _as_cluster_error(self._address):
+        with _as_cluster_error(self.address):
             jobs = self._client.list_jobs()
         jobs.sort(key=lambda job: job.start_time or 0)
         return [(job, submission) for job in jobs if (submission := Submission.of(job)) is not None]
@@ -273,7 +276,7 @@ class Jobs:
         return [(job, submission) for job, submission in self._all() if submission.study == study]
 
     def _status(self, job: str) -> str:
-        with _as_cluster_error(self._address):
+        with _as_cluster_error(self.address):
             return str(self._client.get_job_info(job).status.value)
 
     def _wait(self, job: str, is_over: Callable[[str], bool], deadline: float = float("inf")) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path, PurePath
 
+from tuner import text
 from tuner.errors import ClusterError
 from tuner.plan import Capacity, Plan, make_plan, shortfall, slots
 from tuner.spec import StudySpec
@@ -49,8 +50,9 @@ class Launch:
     @property
     def title(self) -> str:
         """The first line of a file."""
-        each = f"{self.gpus} GPUs and {self.cpus} CPUs"
-        return f"The study {self.spec.study} on {self.nodes} nodes with {each} each; made by `tune launch`."
+        each = f"{text.plural(self.gpus, 'GPU')} and {text.plural(self.cpus, 'CPU')}"
+        nodes = text.plural(self.nodes, "node")
+        return f"The study {self.spec.study} on {nodes} with {each} each; made by `tune launch`."
 
     def run(self, file: PurePath | None = None) -> str:
         """The command that runs the study on its head node, as shell words; `--address` is to follow."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tuner.errors import InputError
@@ -59,19 +59,26 @@ def _name(launch: Launch) -> str:
     return re.sub("[^a-z0-9]+", "-", launch.spec.study.lower()).strip("-")[:40].strip("-")
 
 
+def _file(launch: Launch) -> str:
+    return f"{launch.spec.study}.yaml"
+
+
 def _metadata(launch: Launch, options: KubernetesOptions) -> dict[str, Any]:
     place = {"namespace": options.namespace} if options.namespace else {}
     return {"name": _name(launch), **place, "labels": {"app.kubernetes.io/managed-by": "tune"}}
 
 
 def _config_map(launch: Launch, options: KubernetesOptions) -> dict[str, Any]:
-    text = launch.file.read_text(encoding="utf-8")
-    data = {launch.file.name: text}
+    data = {_file(launch): launch.file.read_text(encoding="utf-8")}
+    place, _, _ = launch.spec.trainable.rpartition(":")
+    if place.endswith(".py"):
+        # Beside the study file it is found.
+        data[Path(place).name] = Path(place).read_text(encoding="utf-8")
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(launch, options), "data": data}
 
 
 def _ray_job(launch: Launch, options: KubernetesOptions) -> dict[str, Any]:
-    file = PurePosixPath(_FILES, launch.file.name)
+    file = PurePosixPath(_FILES, _file(launch))
     worker = _resources(launch.cpus, options.memory, launch.gpus)
     return {
         "apiVersion": "ray.io/v1",

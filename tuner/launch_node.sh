@@ -1,4 +1,8 @@
 port=${RAY_PORT:-6379}
+# Ray takes a number for the address of a node.
+HEAD=$(python -c 'import socket, sys; print(socket.gethostbyname(sys.argv[1]))' "$HEAD")
+# With a token on it, a head wants one of everybody; the others send it only when they are told to.
+if [ -e ~/.ray/auth_token ]; then export RAY_AUTH_MODE=${RAY_AUTH_MODE:-token}; fi
 # Another `ray` may be the first on PATH. What follows the name of this script goes to `ray start`.
 ray_start=(python -m ray.scripts.scripts start --block --num-cpus @cpus@ --num-gpus @gpus@ --disable-usage-stats "$@")
 

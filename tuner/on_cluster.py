@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tuner.errors import ClusterError
 from tuner.job_log import MarkedLines
 
 _SECRETS_PATIENCE_S = 60.0
@@ -40,12 +42,18 @@ def main(words: Sequence[str]) -> None:
 
 
 def _own_cluster() -> str:
-    """The address of the cluster that runs this job, from its raylet's command line; empty when it cannot be told."""
-    raylet = Path("/proc", os.environ.get("RAY_RAYLET_PID", "none"), "cmdline")
-    if not raylet.exists():
-        return ""
-    options = dict(word.lstrip("-").partition("=")[::2] for word in raylet.read_text().split("\0"))
-    return options.get("gcs-address", "")
+    """The address of the cluster that runs this job, as the raylet above this process knows it; empty without one."""
+    pid = os.getpid()
+    while pid > 1:
+        process = Path("/proc", str(pid))
+        if not process.exists():
+            break
+        command = process.joinpath("cmdline").read_text(errors="replace").split("\0")
+        if Path(command[0]).name == "raylet":
+            options = dict(word.lstrip("-").partition("=")[::2] for word in command)
+            return options.get("gcs-address", "")
+        pid = int(re.findall(r"^PPid:\s*(\d+)", process.joinpath("status").read_text(), re.MULTILINE)[0])
+    return ""
 
 
 def _take(name: str) -> dict[str, str]:
@@ -56,7 +64,8 @@ def _take(name: str) -> dict[str, str]:
     deadline = time.monotonic() + _SECRETS_PATIENCE_S
     while (found := client.internal_kv_get(name.encode(), None)) is None:
         if time.monotonic() > deadline:
-            sys.exit("the secrets of the study have not come")
+            print("the secrets of the study have not come", file=sys.stderr)
+            sys.exit(ClusterError.exit_code)
         time.sleep(0.1)
     client.internal_kv_del(name.encode(), False, None)
     values: dict[str, str] = json.loads(found)
