@@ -12,8 +12,9 @@ from tuner import output
 from tuner.cli_arguments import ROOT, FileArgument, RootOption, SetOption
 
 if TYPE_CHECKING:
-    from tuner.jobs import Jobs, Submission
+    from tuner.jobs import Jobs
     from tuner.spec import StudySpec
+    from tuner.submission import Submission
 
 app = typer.Typer()
 
@@ -99,6 +100,6 @@ def verb_there(address: str, verb: str, study: str, root: Path, *words: str) -> 
 
 
 def _submission(spec: StudySpec, root: Path, key: str = "") -> Submission:
-    from tuner.jobs import Submission, root_there
+    from tuner.submission import Submission, root_there
 
     return Submission(spec.study, root_there(root), spec.env, spec.secrets, key)

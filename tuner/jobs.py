@@ -15,7 +15,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from tuner.commands import DEFAULT_ROOT
 from tuner.errors import ClusterError, InputError, StudyExistsError, StudyNotFoundError, TuneError
 from tuner.job_log import JobLog
 from tuner.package import name_of, pack
+from tuner.submission import Submission, root_there
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
@@ -38,40 +39,6 @@ _ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 _PATIENT = {"RAY_JOB_STOP_WAIT_TIME_S": "60"}
 # Exit codes of `tune run` that say that nothing was started.
 _NOT_STARTED = frozenset({2, 3})
-
-
-@dataclass(frozen=True)
-class Submission:
-    """A study that was given to a cluster.
-
-    Attributes:
-        study: Its name.
-        root: Where its studies live there.
-        env: Names of the variables that go along.
-        secrets: Names of those that nobody may see.
-        key: What makes a repeated submission the same one; empty: nothing does.
-    """
-
-    study: str
-    root: str
-    env: tuple[str, ...] = ()
-    secrets: tuple[str, ...] = ()
-    key: str = ""
-
-    def to_metadata(self) -> dict[str, str]:
-        """As Ray keeps it with a job; names only."""
-        return {"tune": json.dumps(asdict(self))}
-
-    @classmethod
-    def of(cls, job: JobDetails) -> Submission | None:
-        """What a job was submitted as; None for one that is no study."""
-        kept = json.loads((job.metadata or {}).get("tune", "null")) if job.submission_id else None
-        return kept and cls(**kept | {name: tuple(kept[name]) for name in ("env", "secrets")})
-
-
-def root_there(root: Path) -> str:
-    """A studies' root on the cluster: a relative one counts from the home folder there."""
-    return str(root) if root.is_absolute() else f"~/{root}"
 
 
 class Jobs:

@@ -17,8 +17,8 @@ from pathlib import Path
 from tuner import text
 from tuner.errors import InputError
 
-# Of the archive; Ray's own limit of a package that goes through its head.
-LIMIT_BYTES = 500 * 2**20
+# Of the archive; what the dashboard takes in one request (DASHBOARD_CLIENT_MAX_SIZE in Ray).
+LIMIT_BYTES = 100 * 2**20
 _NUM_NAMED = 5
 _LEFT_OUT = (
     ".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__", ".*_cache", ".cache", ".hypothesis", ".tox",
