@@ -11,7 +11,7 @@ is_head_up() { (: < "/dev/tcp/$HEAD/$port") 2> /dev/null; }
 start_node() {
   "${ray_start[@]}" "$@" &
   node=$!
-  trap 'kill "$node" 2> /dev/null; wait "$node"' EXIT
+  trap 'kill "$node" 2> /dev/null || true; wait "$node" || true' EXIT
 }
 
 if [ "$NODE_RANK" != 0 ]; then
@@ -28,6 +28,8 @@ if [ "$NODE_RANK" != 0 ]; then
   exit 0
 fi
 
+# A node that has to go tells the others; with the head they go as well.
+export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0
 start_node --head --node-ip-address "$HEAD" --port "$port"
 until is_head_up; do
   kill -0 "$node"
