@@ -251,6 +251,8 @@ def test_a_batch_script_runs_its_study_where_srun_starts_one_process(tmp_path: P
 def started(folder: Path, scratch: Path, port: int, rank: int) -> Iterator[subprocess.Popen[bytes]]:
     """The script on one node."""
     environment = {"NODE_RANK": str(rank), "HEAD": "127.0.0.1", "RAY_PORT": str(port), "PYTHONPATH": str(REPOSITORY)}
+    # A node that outlives its head has nobody to say goodbye to.
+    environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "1"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with open(folder / f"node{rank}.log", "wb") as log:
         process = subprocess.Popen(
