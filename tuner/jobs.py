@@ -78,9 +78,10 @@ class Jobs:
             InputError: The file is not in the current folder, or this does not fit.
             StudyExistsError: It has been submitted already.
         """
-        if file.is_absolute() or ".." in file.parts:
+        here, place = Path.cwd(), file.resolve()
+        if not place.is_relative_to(here):
             raise InputError(f"{file} is not in the folder that is sent to the cluster", f"cd {file.parent}")
-        words = ["run", file.as_posix(), "--root", submission.root, *(["--resume"] if go_on else [])]
+        words = ["run", place.relative_to(here).as_posix(), "--root", submission.root, *(["--resume"] if go_on else [])]
         words += [word for change in changes for word in ("--set", change)]
         return self._start(submission, words, may_exist=go_on)
 
