@@ -93,7 +93,20 @@ def heavy_imports(stderr: str) -> set[str]:
     return {module.split(".")[0] for module in modules} & HEAVY
 
 
-VERBS = ["run", "resume", "validate", "list", "status", "trials", "best", "export", "report", "compare", "confirm"]
+VERBS = [
+    "run",
+    "resume",
+    "validate",
+    "list",
+    "status",
+    "trials",
+    "best",
+    "export",
+    "report",
+    "compare",
+    "confirm",
+    "launch",
+]
 
 
 @pytest.mark.parametrize("verb", [[], *([verb] for verb in VERBS)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -14,8 +13,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner import cli_reading, output
-from tuner.cli_arguments import ROOT, FormatOption, RootOption, ShapeOption, StudyArgument, open_study
+from tuner import cli_jobs, cli_launch, cli_reading, output
+from tuner.address import is_outside
+from tuner.cli_arguments import (
+    ROOT,
+    FileArgument,
+    FormatOption,
+    RootOption,
+    SetOption,
+    ShapeOption,
+    StudyArgument,
+    ThereOption,
+    open_study,
+)
 from tuner.commands import command
 from tuner.errors import InputError, Problem, SpecError, TuneError
 from tuner.formats import Format, Shape
@@ -37,15 +47,16 @@ app = typer.Typer(
 )
 # In the help they stand behind the verbs that run things.
 app.add_typer(cli_reading.app)
+app.add_typer(cli_jobs.app)
+app.add_typer(cli_launch.app)
 
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The study file.", show_default=False)]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the study file; may be repeated."),
-]
 AddressOption = Annotated[
     str | None,
-    typer.Option("--address", metavar="HOST:PORT", help="Join this Ray cluster (auto: the one that runs here)."),
+    typer.Option(
+        "--address",
+        metavar="ADDRESS",
+        help="Of a Ray cluster: auto or HOST:PORT joins it from a machine of it; http://... runs it there as a job.",
+    ),
 ]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Every report of every trial as a line, too.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; results, warnings and errors only.")]
@@ -75,6 +86,7 @@ def run(
     name: Annotated[str | None, typer.Option(help="Name of the study, instead of the file's.")] = None,
     root: RootOption = ROOT,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; start nothing.")] = False,
+    go_on: Annotated[bool, typer.Option("--resume", help="Go on with the study where it is there already.")] = False,
     address: AddressOption = None,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
@@ -83,12 +95,16 @@ def run(
 
     Checks the file, creates the study, runs its trials and prints the leaderboard.
     """
-    spec = _load(file, [*(overrides or []), *([] if name is None else [f"study={json.dumps(name)}"])])
+    spec, changes = cli_jobs.load(file, overrides, name)
     if dry_run:
         return _print_plan(spec, address)
+    if address is not None and is_outside(address):
+        return cli_jobs.run_there(address, file, spec, changes, root, go_on=go_on)
     from tuner import search
 
     with _progress(root / spec.study, quiet, verbose) as observer:
+        if go_on and (root / spec.study).exists():
+            return _finish(search.resume(spec.study, root=root, changed=spec, observer=observer, address=address))
         study = search.run(spec, source_text=_read(file), root=root, observer=observer, address=address)
     return _finish(study)
 
@@ -106,6 +122,8 @@ def resume(
 
     Finished trials are never repeated; interrupted ones go on from their newest checkpoint.
     """
+    if address is not None and is_outside(address):
+        return cli_jobs.resume_there(address, study, overrides or [], root)
     from tuner import search
     from tuner.study_dir import find_study
 
@@ -158,7 +176,7 @@ def validate(
     problems: list[Problem] = []
     for file in files:
         try:
-            spec = _load(file, overrides or [])
+            spec, _ = cli_jobs.load(file, overrides, None)
         except SpecError as error:
             problems += error.problems
         else:
@@ -185,7 +203,7 @@ def plan(
 
     Nothing is started but a probe, which creates no study.
     """
-    spec = _load(file, overrides or [])
+    spec, _ = cli_jobs.load(file, overrides, None)
     if probe:
         output.note("probe: the first steps of the study, in a temporary folder ...")
     return _print_plan(spec, address, with_probe=probe, price=price, form=form)
@@ -208,7 +226,7 @@ def doctor(
     from tuner.doctor import Level
     from tuner.examination import examine
 
-    spec = None if file is None else _load(file, overrides or [])
+    spec = None if file is None else cli_jobs.load(file, overrides, None)[0]
     found = examine(address=address, root=root, spec=spec)
     output.findings(found, form)
     return CANNOT if any(finding.level is Level.FAIL for finding in found) else 0
@@ -219,11 +237,14 @@ def stop(
     study: StudyArgument,
     root: RootOption = ROOT,
     wait_s: Annotated[float, typer.Option("--wait", metavar="SECONDS", help="How long to wait for its end.")] = 60.0,
+    address: ThereOption = None,
 ) -> int:
     """End a study, or its confirmation, that runs in another terminal.
 
     Its running trials save a checkpoint; it can be gone on with.
     """
+    if address is not None:
+        return cli_jobs.verb_there(address, "stop", study, root, "--wait", str(wait_s))
     from tuner.confirmation import FOLDER, command_again, open_confirmation
 
     opened = open_study(study, root)
@@ -243,12 +264,6 @@ def stop(
     else:
         output.stopped(f"{opened.name}/{FOLDER}", ended, command_again(opened, confirmation))
     return 0
-
-
-def _load(file: Path, overrides: list[str]) -> StudySpec:
-    from tuner.spec import load_spec
-
-    return load_spec(file, overrides)
 
 
 def _read(file: Path) -> str:

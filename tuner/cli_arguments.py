@@ -24,6 +24,11 @@ def _complete_study(context: typer.Context, incomplete: str) -> list[str]:
     return sorted(path.name for path in found if path.name.startswith(incomplete) and (path / "spec.json").exists())
 
 
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The study file.", show_default=False)]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the study file; may be repeated."),
+]
 StudyArgument = Annotated[
     str,
     typer.Argument(
@@ -40,6 +45,10 @@ OptionalStudyArgument = Annotated[
 RootOption = Annotated[Path, typer.Option("--root", metavar="DIR", help="Where studies live.")]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]
 ShapeOption = Annotated[Shape, typer.Option("--format", help="How to print.")]
+ThereOption = Annotated[
+    str | None,
+    typer.Option("--address", metavar="http://HOST:8265", help="It was submitted to this cluster; ask there."),
+]
 TrialArgument = Annotated[int, typer.Argument(metavar="TRIAL", help="Number of a trial.", min=0, show_default=False)]
 ROOT = DEFAULT_ROOT
 

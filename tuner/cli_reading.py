@@ -16,10 +16,12 @@ from tuner.cli_arguments import (
     OptionalStudyArgument,
     RootOption,
     StudyArgument,
+    ThereOption,
     TrialArgument,
     open_study,
     trial_of,
 )
+from tuner.cli_jobs import logs_there, verb_there
 from tuner.commands import command
 from tuner.errors import InputError, TuneError
 from tuner.formats import Format
@@ -51,11 +53,14 @@ def status(
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the live table as it stands.")] = None,
     root: RootOption = ROOT,
     form: FormatOption = Format.TABLE,
+    address: ThereOption = None,
 ) -> int:
     """Show where a study stands.
 
     Counts of trials, the best one, the time spent. Safe while the study runs, like every reading verb.
     """
+    if address is not None:
+        return verb_there(address, "status", study, root, "--format", form.value, *(["--watch"] if watch else []))
     from tuner.confirmation import open_confirmation
 
     opened = open_study(study, root)
@@ -134,12 +139,23 @@ def export(
 @app.command(epilog="Example:  tune logs qwen_lr 7 --follow")
 def logs(
     study: StudyArgument,
-    trial: TrialArgument,
+    trial: Annotated[
+        int | None, typer.Argument(metavar="[TRIAL]", min=0, help="Number of a trial; with --address it may be absent.")
+    ] = None,
     rank: Annotated[int, typer.Option(min=0, help="The worker whose log it is.")] = 0,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the trial ends.")] = False,
     root: RootOption = ROOT,
+    address: ThereOption = None,
 ) -> int:
-    """Print what a trial's workers printed."""
+    """Print what a trial's workers printed.
+
+    With --address and no trial: what the study itself printed there, until it ends.
+    """
+    if address is not None:
+        words = [] if trial is None else [str(trial), "--rank", str(rank), *(["--follow"] if follow else [])]
+        return logs_there(address, study, root, *words)
+    if trial is None:
+        raise InputError("logs needs a trial", f"List them: tune trials {study}")
     from tuner.log_view import find_log, goes_on, read_log
 
     opened = open_study(study, root)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import ray
 
+from tuner.address import check_reachable, is_outside, reason_of
+from tuner.cluster_token import settle_token
 from tuner.errors import ClusterError
 from tuner.plan import Capacity
 from tuner.processes import handling_signals, python_path
@@ -34,7 +35,6 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
-REACH_TIMEOUT_S = 10.0
 # Ray gives a head that does not answer 60 s. One that was started here never comes back.
 HEAD_PATIENCE_S, LOCAL_HEAD_PATIENCE_S = 45.0, 5.0
 
@@ -43,10 +43,14 @@ LOCAL = "TUNER_LOCAL_CLUSTER"
 
 
 @contextmanager
-def connected(address: str | None = None) -> Iterator[None]:
+def connected(address: str | None = None, env: Mapping[str, str] | None = None) -> Iterator[None]:
     """Join the cluster at `address`, or start one on this machine that ends with the block.
 
     A process that is connected already stays so, before and after.
+
+    Args:
+        address: `HOST:PORT`, or `auto`: that of RAY_ADDRESS, else the one that runs on this machine.
+        env: Variables for the workers of a cluster that is joined; those of one that is started inherit them.
 
     Raises:
         ClusterError: Ray cannot be started or reached.
@@ -58,7 +62,7 @@ def connected(address: str | None = None) -> Iterator[None]:
     os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
     try:
         with nullcontext() if address else sweeping(), _shut_down_after():
-            _join(address) if address else _start_local()
+            _join(address, env or {}) if address else _start_local()
             # What the study starts must find this cluster though another one may run on the host.
             os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
             yield
@@ -84,9 +88,18 @@ def _start_local() -> None:
     _init(address="local", include_dashboard=False)
 
 
-def _join(address: str) -> None:
-    _check_reachable(address)
-    _init(address=address, runtime_env={"env_vars": {**ENVIRONMENT, "PYTHONPATH": python_path()}})
+def _join(address: str, env: Mapping[str, str]) -> None:
+    if is_outside(address):
+        raise ClusterError(f"{address} takes jobs; nobody can join there", f"Use: tune submit FILE --address {address}")
+    try:
+        address = ray._private.services.canonicalize_bootstrap_address_or_die("auto") if address == "auto" else address
+    except ConnectionError as error:
+        raise reason_of(address, error) from error
+    check_reachable(address)
+    settle_token(address)
+    # It would win over what was asked for.
+    os.environ.pop("RAY_ADDRESS", None)
+    _init(address=address, runtime_env={"env_vars": {**ENVIRONMENT, "PYTHONPATH": python_path(), **env}})
 
 
 @contextmanager
@@ -109,23 +122,8 @@ def _init(**options: Any) -> None:
     try:
         with _uninterrupted():
             ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ClusterError(f"Ray at {options['address']} cannot be started or reached: {reason}") from error
-
-
-def _check_reachable(address: str) -> None:
-    """Ray itself would try for minutes."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), REACH_TIMEOUT_S).close()
-    except OSError as error:
-        raise ClusterError(
-            f"Ray at {address} cannot be reached: {error}",
-            "See on its head node that it runs (`ray status`), and which address that prints.",
-        ) from None
+    except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
+        raise reason_of(options["address"], error) from error
 
 
 def capacity() -> Capacity:

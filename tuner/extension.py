@@ -19,6 +19,8 @@ FREE = (
     "checkpoint",
     "failures",
     "mlflow",
+    "env",
+    "secrets",
 )
 
 
@@ -27,9 +29,17 @@ def extend_spec(spec: StudySpec, overrides: Sequence[str]) -> StudySpec:
 
     Raises:
         SpecError: A change is not legal in itself.
-        InputError: A change would make old and new trials incomparable; the message shows each as old -> new.
+        InputError: A change would make old and new trials incomparable.
     """
-    changed = override_spec(spec, overrides)
+    return accept(spec, override_spec(spec, overrides))
+
+
+def accept(spec: StudySpec, changed: StudySpec) -> StudySpec:
+    """`changed`, where it leaves the meaning of what was recorded under `spec` alone.
+
+    Raises:
+        InputError: It would make old and new trials incomparable; the message shows each change as old -> new.
+    """
     refused = [
         f"  {key}: {old!r} -> {new!r}"
         for key, old, new in differences(spec.model_dump(), changed.model_dump())

@@ -5,13 +5,43 @@ Ray itself waits for a head that does not answer for a minute, and then ends the
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from tuner import cluster
+from tuner.commands import command
+from tuner.errors import ClusterError
+from tuner.observer import Observer
 
 POLL_S, CONNECT_TIMEOUT_S = 2.0, 5.0
+
+
+@contextmanager
+def leaving_lost_cluster(observer: Observer, study_dir: Path) -> Iterator[ExitStack]:
+    """While the block runs, end the process in good order when the cluster's head is gone.
+
+    Yields:
+        What to call before that, last one first.
+    """
+    endings = ExitStack()
+
+    def leave() -> None:
+        again = command("resume", study_dir) if study_dir.exists() else "tune run"
+        error = ClusterError("the head of the Ray cluster is gone", f"Once there is a cluster again: {again}")
+        try:
+            endings.close()
+            observer.cluster_lost(error)
+        finally:
+            # Neither Ray nor a main thread that waits inside of it lets the interpreter end.
+            os._exit(error.exit_code)
+
+    with watching(*cluster.head(), leave):
+        yield endings
 
 
 @contextmanager

@@ -28,6 +28,8 @@ _ELSEWHERE = {
     **dict.fromkeys(TrainConfig.model_fields, "train"),
     "seed": "train or search",
 }
+# What stands outside the sections.
+_HEAD = ("study", "trainable", "env", "secrets")
 _NOT_IN_TRAIN = {key: name for name in ("search", "scheduler", "scaling") for key in SECTIONS[name].model_fields}
 
 
@@ -84,7 +86,7 @@ class _Loader:
         if is_whole and isinstance(parts["search"], Search):
             parts["search"] = self._search(parts["search"], space)
         parts |= self._resolved(parts, *lengths)
-        head: dict[str, Any] = {key: data[key] for key in ("study", "trainable") if key in data}
+        head: dict[str, Any] = {key: data[key] for key in _HEAD if key in data}
         return {**head, "train": train | self._unsaid(train, space), "search_space": space, **parts}
 
     def report(self, key: KeyPath, message: str) -> None:
@@ -118,7 +120,7 @@ class _Loader:
     def _head(self, data: dict[str, Any]) -> None:
         """Name and trainable; the sections stand in the sample as legal ones, since they are checked one by one."""
         sample = {"search_space": {}, "search": {"num_trials": 1}}
-        check(StudyFile, sample | {key: data[key] for key in ("study", "trainable") if key in data}, (), self.report)
+        check(StudyFile, sample | {key: data[key] for key in _HEAD if key in data}, (), self.report)
         trainable = data.get("trainable")
         self._custom = isinstance(trainable, str) and ":" in trainable
         if self._custom:

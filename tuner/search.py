@@ -12,17 +12,17 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trainables.hub import check_access
 from tuner import cluster
-from tuner.commands import command
 from tuner.controller import StudyController
 from tuner.environment import note_environment
 from tuner.errors import ClusterError, InputError
-from tuner.extension import extend_spec
-from tuner.head_watch import watching
+from tuner.extension import accept, extend_spec
+from tuner.head_watch import leaving_lost_cluster
 from tuner.observer import Observer
 from tuner.overview import overview
 from tuner.plan import Plan, make_plan
@@ -34,6 +34,7 @@ from tuner.spec import StudySpec
 from tuner.study import Study
 from tuner.study_dir import REPORT, refuse_existing
 from tuner.tracking import MlflowTracker
+from tuner.variables import kept_in_cluster, values_of
 from tuner.worker_group import SlotSettings, free_placement_group
 
 TRACKING_PATIENCE_S, ROOM_FOR_REPORT = 15.0, 50_000_000
@@ -56,20 +57,21 @@ def run(
 
     Raises:
         StudyExistsError: There is a study of that name.
-        InputError: The hub does not give out the model.
+        InputError: The hub does not give out the model, or a variable that the study names is not set.
         TrackingError: MLflow cannot be used as configured.
         ClusterError: The cluster cannot be reached, or can never hold one trial.
         StudyAbortedError: It was ended because it could not go well.
     """
     observer = observer or Observer()
     refuse_existing(spec.study, root)
+    env, _ = _variables(spec)
     _check_access(spec)
     _tracker(spec, root / spec.study, observer).check()
     _import_ahead()
     with (
         handling_signals(_raise_interrupt),
-        cluster.connected(address),
-        _leaving_lost_cluster(observer, root / spec.study) as endings,
+        cluster.connected(address, env),
+        leaving_lost_cluster(observer, root / spec.study) as endings,
     ):
         plan = _plan(spec)
         check_room(spec, root, plan.slots or 1)
@@ -82,6 +84,7 @@ def resume(
     *,
     root: Path,
     overrides: Sequence[str] = (),
+    changed: StudySpec | None = None,
     observer: Observer | None = None,
     address: str | None = None,
 ) -> Study:
@@ -91,6 +94,7 @@ def resume(
         name: Its name under `root`, or the path of its folder.
         root: Where studies live.
         overrides: `key=value` changes that extend it, as `tune run --set` takes them.
+        changed: The study as its file states it now, in place of overrides.
         observer: Hears of every event.
         address: A Ray cluster to join; None starts one on this machine.
 
@@ -103,20 +107,27 @@ def resume(
     observer = observer or Observer()
     study = Study.open(root, name, writable=True)
     try:
+        if changed is not None and changed != study.spec:
+            study.replace_spec(accept(study.spec, changed))
         if overrides:
             study.replace_spec(extend_spec(study.spec, overrides))
+        env, _ = _variables(study.spec)
         refuse_spent(study)
         _check_access(study.spec)
         _tracker(study.spec, study.dir, observer).check()
         _import_ahead()
         with (
             handling_signals(_raise_interrupt),
-            cluster.connected(address),
-            _leaving_lost_cluster(observer, study.dir) as endings,
+            cluster.connected(address, env),
+            leaving_lost_cluster(observer, study.dir) as endings,
         ):
             return _search(study, _plan(study.spec), observer, endings)
     finally:
         study.close()
+
+
+def _variables(spec: StudySpec) -> tuple[dict[str, str], dict[str, str]]:
+    return values_of(spec.env, "env"), values_of(spec.secrets, "secrets")
 
 
 def _check_access(spec: StudySpec) -> None:
@@ -168,7 +179,6 @@ def _search(study: Study, plan: Plan, observer: Observer, endings: ExitStack) ->
     controller = StudyController(study, plan.slots, tracker, observer, stop_slots, free_slot, plan.num_gpus)
     note_environment(study.dir, slots=plan.slots)
     observer.study_started(study, plan)
-
     # Each of them is owed to somebody, also when the one before could not be done.
     endings.callback(study.close)
     endings.callback(observer.study_ended, study)
@@ -176,34 +186,13 @@ def _search(study: Study, plan: Plan, observer: Observer, endings: ExitStack) ->
     endings.callback(lambda: tracker.end_study(_summary(study), [study.dir / REPORT]))
     endings.callback(_write_report, study, observer)
     endings.callback(controller.close)
-    with _interruptible(controller), endings:
-        _run_tune(controller, _settings(study, plan, stop_key), plan.slots)
+    # Workers of a cluster that was started here inherit them.
+    secrets = _variables(study.spec)[1] if cluster.can_autoscale() else {}
+    with _interruptible(controller), endings, kept_in_cluster(f"tune:secrets:{study.dir.resolve()}", secrets) as key:
+        _run_tune(controller, replace(_settings(study, plan, stop_key), secrets_key=key), plan.slots)
     if controller.failure is not None:
         raise controller.failure
     return study
-
-
-@contextmanager
-def _leaving_lost_cluster(observer: Observer, study_dir: Path) -> Iterator[ExitStack]:
-    """While the block runs, end the process in good order when the cluster's head is gone.
-
-    Yields:
-        What to call before that, last one first.
-    """
-    endings = ExitStack()
-
-    def leave() -> None:
-        again = command("resume", study_dir) if study_dir.exists() else "tune run"
-        error = ClusterError("the head of the Ray cluster is gone", f"Once there is a cluster again: {again}")
-        try:
-            endings.close()
-            observer.cluster_lost(error)
-        finally:
-            # Neither Ray nor a main thread that waits inside of it lets the interpreter end.
-            os._exit(error.exit_code)
-
-    with watching(*cluster.head(), leave):
-        yield endings
 
 
 def _write_report(study: Study, observer: Observer) -> None:

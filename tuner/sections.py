@@ -46,11 +46,21 @@ def _check_trainable(name: str) -> str:
     )
 
 
+def _check_variable(name: str) -> str:
+    # What was written may be the secret itself, so it is not repeated.
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ValueError("must be the name of an environment variable, never its value; such as HF_TOKEN")
+    return name
+
+
 def _check_gpus(gpus: float) -> float:
     # Ray's rule.
     if gpus > 1 and not gpus.is_integer():
         raise ValueError(f"must be a whole number above 1, got {gpus}; a worker has whole GPUs, or a share of one")
     return gpus
+
+
+Variables = Annotated[tuple[Annotated[str, AfterValidator(_check_variable)], ...], Field(strict=False)]
 
 
 class Objective(Section):
@@ -171,6 +181,10 @@ class StudyFile(Section):
     """What happens when a worker is lost or a trial raises."""
     mlflow: Mlflow = Mlflow()
     """Where trials are shown."""
+    env: Variables = ()
+    """Names of environment variables that go along to a cluster, with the values they have where it is started."""
+    secrets: Variables = ()
+    """The same for values that nobody may see: they are never printed, stored or logged."""
 
     @property
     def is_custom(self) -> bool:

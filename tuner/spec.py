@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -105,7 +106,8 @@ class StudySpec(StudyFile):
 
     def warnings(self) -> list[str]:
         """What is legal but probably not meant, one sentence each."""
-        candidates = (self._few_configurations(), self._no_rungs(), self._many_initial(), self._blind_sampler())
+        found = (self._few_configurations(), self._no_rungs(), self._many_initial())
+        candidates = (*found, self._blind_sampler(), self._open_secrets())
         return [text for text in candidates if text]
 
     def _default(self, name: str) -> tuple[bool, Any]:
@@ -139,6 +141,11 @@ class StudySpec(StudyFile):
         parameters = self.search_space.parameters.items()
         blind = [name for name, parameter in parameters if parameter.type == "categorical" or parameter.when]
         return f"sampler cmaes draws {', '.join(blind)} at random; tpe models all parameters" if blind else ""
+
+    def _open_secrets(self) -> str:
+        telling = [name for name in self.env if re.search("TOKEN|SECRET|PASSWORD|API_?KEY", name, re.IGNORECASE)]
+        words = ", ".join(telling)
+        return f"env has {words}: what is there can be read in Ray's dashboard; move it to secrets" if telling else ""
 
 
 def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> StudySpec:

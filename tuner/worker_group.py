@@ -18,6 +18,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from tuner.channel import Endpoint, Hello, Quit
 from tuner.failures import Cause, cause_of_group_end
+from tuner.variables import receive
 
 if TYPE_CHECKING:
     from tuner.trainer import TrainerThread
@@ -40,6 +41,7 @@ class SlotSettings:
         max_failures: Fresh attempts a trial gets after a failure.
         can_autoscale: Whether the cluster may grow when it is asked to.
         stop_key: Name in the cluster's key-value store whose presence asks all trials to save and stop.
+        secrets_key: Name there of the study's secrets; empty when there are none, or workers inherit them.
     """
 
     trainable: str
@@ -51,6 +53,7 @@ class SlotSettings:
     max_failures: int
     can_autoscale: bool
     stop_key: str
+    secrets_key: str = ""
 
     @property
     def is_warm(self) -> bool:
@@ -148,7 +151,12 @@ class WorkerGroup:
             resources["GPU"] = known.gpus_per_worker
         return TrainerThread(
             _serve if known.is_warm else _serve_function,
-            {"address": self._endpoint.address, "trainable": known.trainable, "cache_dir": known.cache_dir},
+            {
+                "address": self._endpoint.address,
+                "trainable": known.trainable,
+                "cache_dir": known.cache_dir,
+                "secrets_key": known.secrets_key,
+            },
             ray.train.ScalingConfig(
                 num_workers=known.num_workers,
                 use_gpu=bool(known.gpus_per_worker),
@@ -161,6 +169,7 @@ class WorkerGroup:
 
 
 def _serve(service: dict[str, Any]) -> None:
+    receive(service.pop("secrets_key"))
     # Imported in the worker: the slot's own process never needs the models.
     from tuner.worker import serve
 
@@ -168,6 +177,7 @@ def _serve(service: dict[str, Any]) -> None:
 
 
 def _serve_function(service: dict[str, Any]) -> None:
+    receive(service.pop("secrets_key"))
     from tuner.train_function import serve
 
     serve(service)
