@@ -24,6 +24,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 Tune = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+# Before xdist's own, which reads the groups.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests run side by side, all that need Ray run in one process, first; skip those that need a GPU."""
     # One Ray at a time, and the fixtures of a module are made once.
