@@ -16,9 +16,9 @@ from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
 from tests.studies import Recorder, study_data, study_spec
-from tuner import search
-from tuner.storage import JOURNAL
-from tuner.study import Study
+from tuner.execution import search
+from tuner.record.storage import JOURNAL
+from tuner.record.study import Study
 
 LOST_AT_STEP = 5
 HEAD_MAX_STEPS = 200

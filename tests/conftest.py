@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tuner.study import Study
+    from tuner.record.study import Study
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -105,9 +105,9 @@ def demo_file(tmp_path: Path) -> Path:
 @pytest.fixture
 def demo_study(tmp_path: Path, demo_file: Path) -> Study:
     """A finished study under `studies/`: the default trial, a better one, a pruned one and one that diverged."""
-    from tuner.sampling import Proposal, distribution
-    from tuner.spec import load_spec
-    from tuner.study import Study
+    from tuner.decisions.sampling import Proposal, distribution
+    from tuner.record.study import Study
+    from tuner.study_file.spec import load_spec
 
     spec = load_spec(demo_file)
     study = Study.create(spec, DEMO, tmp_path / "studies")
@@ -133,7 +133,7 @@ def demo_study(tmp_path: Path, demo_file: Path) -> Study:
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """One local Ray for all tests that need one; `run` and `resume` join it."""
-    from tuner import cluster
+    from tuner.execution import cluster
 
     with cluster.connected():
         yield

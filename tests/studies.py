@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.tiny import MODEL, write_texts
-from tuner.observer import Observer
-from tuner.record import TrialRecord
-from tuner.spec import StudySpec, make_spec
+from tuner.decisions.observer import Observer
+from tuner.record.record import TrialRecord
+from tuner.study_file.spec import StudySpec, make_spec
 
 
 def study_data(folder: Path, name: str = "tiny", **sections: Any) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.clusters import free_port
-from tuner.address import check_reachable, check_version, is_outside, reason_of
 from tuner.errors import ClusterError
+from tuner.execution.address import check_reachable, check_version, is_outside, reason_of
 
 MISMATCH = (
     "Version mismatch: The cluster was started with:\n    Ray: 2.59.0\n    Python: 3.12.1\n"

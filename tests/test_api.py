@@ -18,7 +18,7 @@ from tests.studies import study_data, study_spec
 from tests.test_imports import heavy_imports
 from tuner import Study, run
 from tuner.errors import SpecError, TuneError
-from tuner.yaml_text import to_yaml
+from tuner.study_file.yaml_text import to_yaml
 
 
 def example() -> str:
@@ -30,7 +30,7 @@ def example() -> str:
 def test_importing_the_package_costs_nothing() -> None:
     command = [sys.executable, "-X", "importtime", "-c", "import tuner; dir(tuner)"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert "tuner.study" not in done.stderr
+    assert "tuner.record.study" not in done.stderr
     assert "pydantic" not in done.stderr
     done = subprocess.run([*command[:-1], "from tuner import Study, load_spec, run, resume"], capture_output=True,
                           cwd=REPOSITORY, text=True, check=True)  # fmt: skip

@@ -16,7 +16,7 @@ from tuner import cli, cli_reading
 from tuner.errors import ClusterError, StudyDamagedError, TuneError
 
 if TYPE_CHECKING:
-    from tuner.study import Study
+    from tuner.record.study import Study
 
 IMPORT_TIMES = "-X importtime"
 
@@ -168,8 +168,8 @@ def test_tables_fit_60_columns_and_have_no_colour_in_a_pipe(tune: Tune, demo_stu
 
 
 def test_best_of_a_study_without_a_value_exits_1_with_a_remedy(tune: Tune, demo_file: Path, tmp_path: Path) -> None:
-    from tuner.spec import load_spec
-    from tuner.study import Study
+    from tuner.record.study import Study
+    from tuner.study_file.spec import load_spec
 
     Study.create(load_spec(demo_file), "", tmp_path / "studies").close()
     done = tune("best", "demo")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import Tune
-from tuner import compare
-from tuner.record import TrialRecord
-from tuner.study import Study
+from tuner.record.record import TrialRecord
+from tuner.record.study import Study
+from tuner.reports import compare
 
 
 def ended(number: int, value: float | None, step: int, state: str = "COMPLETE") -> TrialRecord:

@@ -13,9 +13,13 @@ import pytest
 
 from tests.conftest import Tune
 from tests.studies import Recorder, study_spec
-from tuner import outcomes
-from tuner.confirm import confirm, confirm_spec, points
-from tuner.confirmation import (
+from tuner.decisions.sampling import Proposal, Proposer, distribution
+from tuner.display import outcomes
+from tuner.errors import InputError
+from tuner.record.record import TrialRecord
+from tuner.record.study import Study
+from tuner.reports.confirm import confirm, confirm_spec, points
+from tuner.reports.confirmation import (
     ARM_KEYS,
     FOLDER,
     Confirmation,
@@ -24,13 +28,9 @@ from tuner.confirmation import (
     open_confirmation,
     read_confirmation,
 )
-from tuner.confirmed_figure import confirmed as confirmed_figure
-from tuner.errors import InputError
-from tuner.record import TrialRecord
-from tuner.report import report_page
-from tuner.sampling import Proposal, Proposer, distribution
-from tuner.spec import make_spec
-from tuner.study import Study
+from tuner.reports.confirmed_figure import confirmed as confirmed_figure
+from tuner.reports.report import report_page
+from tuner.study_file.spec import make_spec
 
 
 def outcome(values: Mapping[int, list[float | None]], mode: str = "min") -> Confirmation:

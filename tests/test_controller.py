@@ -13,13 +13,13 @@ import pytest
 
 from tests.conftest import Tune
 from tests.studies import Recorder, study_spec
-from tuner import search
-from tuner.channel import Assignment, Ended, Heard, Reported
-from tuner.controller import StudyController
+from tuner.decisions.controller import StudyController
+from tuner.decisions.failures import Cause, Failure
 from tuner.errors import StudyAbortedError
-from tuner.failures import Cause, Failure
-from tuner.study import Study
-from tuner.tracking import PENDING, MlflowTracker
+from tuner.execution import search
+from tuner.execution.channel import Assignment, Ended, Heard, Reported
+from tuner.record.study import Study
+from tuner.tracking.tracker import PENDING, MlflowTracker
 
 MAX_T = 9
 

@@ -20,9 +20,9 @@ from trainables.checkpoint_dir import (
 )
 from trainables.finetune import Warm
 from trainables.saver import CheckpointSaver
-from tuner.channel import Assignment, Ended, Go, Reported, Stop, Warned
-from tuner.damage import clear_damage
-from tuner.worker import Service, run_trial
+from tuner.execution.channel import Assignment, Ended, Go, Reported, Stop, Warned
+from tuner.execution.damage import clear_damage
+from tuner.execution.worker import Service, run_trial
 
 MAX_STEPS, LEFT_AT = 6, 4
 

@@ -17,11 +17,11 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.test_full_disk import Disk, mount
 from tests.test_hub import environment, hub
-from tuner import doctor
-from tuner.doctor import Finding, Level
-from tuner.doctor_facts import Asked, HostFacts, Room, host_facts, mlflow_fault, rooms
-from tuner.doctor_network import Network
-from tuner.examination import _command, _meeting_place
+from tuner.doctor import checks as doctor
+from tuner.doctor.checks import Finding, Level
+from tuner.doctor.examination import _command, _meeting_place
+from tuner.doctor.facts import Asked, HostFacts, Room, host_facts, mlflow_fault, rooms
+from tuner.doctor.network import Network
 
 __all__ = ["hub"]
 
@@ -231,7 +231,7 @@ def test_a_server_that_refuses_is_unreachable_and_one_that_answers_is_not(hub: s
     [("wrong", "does not accept the token in HF_TOKEN (HTTP 401)"), ("known", "gated")],
 )
 def test_a_token_is_tried_on_the_hub(hub: str, tmp_path: Path, token: str, expected: str) -> None:
-    code = "from tuner.doctor_facts import _hub; print('|'.join(_hub(('meta-llama/x',))))"
+    code = "from tuner.doctor.facts import _hub; print('|'.join(_hub(('meta-llama/x',))))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environment(hub, tmp_path, token)},

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from tuner.early_stopping import Brackets, MedianStopping, NeverStop, StoppingRule, SuccessiveHalving
-from tuner.plan import rungs
+from tuner.decisions.early_stopping import Brackets, MedianStopping, NeverStop, StoppingRule, SuccessiveHalving
+from tuner.planning.plan import rungs
 
 
 def halving() -> SuccessiveHalving:

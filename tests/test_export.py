@@ -20,11 +20,11 @@ from trainables.checkpoint_dir import step_dir
 from trainables.finetune import finetune
 from trainables.model import build_model
 from trainables.tokenizer import byte_level_tokenizer
+from tuner.decisions.sampling import Proposal, distribution
 from tuner.errors import InputError, TuneError
-from tuner.export import export
-from tuner.sampling import Proposal, distribution
-from tuner.spec import make_spec
-from tuner.study import Study
+from tuner.record.export import export
+from tuner.record.study import Study
+from tuner.study_file.spec import make_spec
 
 pytestmark = pytest.mark.timeout(120)
 

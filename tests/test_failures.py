@@ -9,7 +9,7 @@ from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2.api.exceptions import WorkerGroupError
 
 from trainables.errors import OutOfMemory
-from tuner.failures import Cause, Failure, cause_of, cause_of_group_end
+from tuner.decisions.failures import Cause, Failure, cause_of, cause_of_group_end
 
 
 class Wrapped(Exception):

@@ -11,21 +11,21 @@ import pytest
 from tests.conftest import Tune
 from tests.studies import study_spec
 from tests.test_imports import heavy_imports
-from tuner.channel import Reported
-from tuner.controller import StudyController
-from tuner.early_stopping import NeverStop, make_rule
+from tuner.decisions.controller import StudyController
+from tuner.decisions.early_stopping import NeverStop, make_rule
+from tuner.decisions.observer import Observer
 from tuner.errors import InputError, SpecError
-from tuner.extension import extend_spec
-from tuner.forecast import Forecast, make_forecast
-from tuner.observer import Observer
-from tuner.pace import Pace, assumed_pace
-from tuner.plan import Capacity
-from tuner.probe import Stopwatch
-from tuner.rehearsal import rehearse
-from tuner.session import Session, refuse_spent
-from tuner.spec import StudySpec, make_spec
-from tuner.study import Study
-from tuner.tracking import MlflowTracker
+from tuner.execution.channel import Reported
+from tuner.planning.forecast import Forecast, make_forecast
+from tuner.planning.pace import Pace, assumed_pace
+from tuner.planning.plan import Capacity
+from tuner.planning.probe import Stopwatch
+from tuner.planning.rehearsal import rehearse
+from tuner.record.session import Session, refuse_spent
+from tuner.record.study import Study
+from tuner.study_file.extension import extend_spec
+from tuner.study_file.spec import StudySpec, make_spec
+from tuner.tracking.tracker import MlflowTracker
 
 TWO_CORES = Capacity(2, 0)
 EIGHT_GPUS = Capacity(64, 8)

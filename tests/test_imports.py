@@ -12,14 +12,14 @@ from tests.conftest import REPOSITORY, Tune
 HEAVY = {"ray", "torch", "transformers", "datasets", "mlflow", "optuna", "pandas", "matplotlib", "plotly"}
 # A module may import modules of the layers below its own. Modules that are not listed only must not form a cycle.
 LAYERS = [
-    {"errors", "text", "formats"},
-    {"search_space", "yaml_source"},
-    {"spec"},
-    {"plan"},
-    {"record"},
-    {"study"},
-    {"slot", "searcher", "schedulers", "tracking", "cluster"},
-    {"search"},
+    {"errors", "text", "display.formats"},
+    {"study_file.search_space", "study_file.yaml_source"},
+    {"study_file.spec"},
+    {"planning.plan"},
+    {"record.record"},
+    {"record.study"},
+    {"execution.slot", "execution.searcher", "execution.schedulers", "tracking.tracker", "execution.cluster"},
+    {"execution.search"},
     {"cli_reading"},
     {"cli"},
     {"__main__"},
@@ -45,12 +45,14 @@ def imported(path: Path) -> set[str]:
 
 def project_graph() -> dict[str, set[str]]:
     """Module of `tuner` -> modules of `tuner` that it imports."""
-    paths = {path.stem: path for path in (REPOSITORY / "tuner").glob("*.py")}
+    root = REPOSITORY / "tuner"
+    paths = {".".join(path.relative_to(root).with_suffix("").parts): path for path in root.rglob("*.py")}
 
     def inside(name: str) -> str | None:
-        package, _, rest = name.partition(".")
-        module = rest.split(".")[0]
-        return module if package == "tuner" and module in paths else None
+        # What is imported may be a module, or a name in one.
+        package, *parts = name.split(".")
+        names = (".".join(parts), ".".join(parts[:-1]))
+        return next((each for each in names if each in paths), None) if package == "tuner" else None
 
     return {name: {module for found in imported(path) if (module := inside(found))} for name, path in paths.items()}
 

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from tests.studies import study_data
-from tuner.study import Study
-from tuner.sweeper import orphans
+from tuner.execution.sweeper import orphans
+from tuner.record.study import Study
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 

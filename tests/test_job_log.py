@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from tuner.job_log import JobLog, MarkedLines
+from tuner.remote.job_log import JobLog, MarkedLines
 
 
 def written(*pieces: tuple[str, str]) -> str:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tuner.decisions.sampling import Proposal, distribution
 from tuner.errors import StudyDamagedError
-from tuner.sampling import Proposal, distribution
-from tuner.spec import make_spec
-from tuner.study import Study
+from tuner.record.study import Study
+from tuner.study_file.spec import make_spec
 
 KINDS = ["a", 2, 0.5, True, None]
 STATES = ["COMPLETE", "PRUNED", "FAILED", "RUNNING", "RUNNING"]

@@ -14,11 +14,11 @@ from tests.studies import study_spec
 from tests.test_controller import open_controller
 from trainables.checkpoint import Draft, _commit
 from trainables.checkpoint_dir import MANIFEST, complete_checkpoints, step_dir, step_of
-from tuner.damage import clear_damage
 from tuner.errors import StudyDamagedError, StudyExistsError
-from tuner.spec import override_spec
-from tuner.study import Study
-from tuner.study_dir import list_studies
+from tuner.execution.damage import clear_damage
+from tuner.record.study import Study
+from tuner.record.study_dir import list_studies
+from tuner.study_file.spec import override_spec
 
 
 @pytest.fixture(autouse=True)

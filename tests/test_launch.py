@@ -20,11 +20,11 @@ from ruamel.yaml import YAML
 from tests.clusters import free_port
 from tests.conftest import REPOSITORY, Tune
 from tests.studies import study_data
-from tuner import search
 from tuner.cli import app
 from tuner.errors import InputError, TuneError
-from tuner.spec import override_spec
-from tuner.study import Study
+from tuner.execution import search
+from tuner.record.study import Study
+from tuner.study_file.spec import override_spec
 
 SCHEMA = REPOSITORY.parent / "shared" / "schemas" / "rayjob-v1.openapi.json"
 SIZE = ("--nodes", "2", "--gpus", "8")

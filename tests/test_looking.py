@@ -23,18 +23,18 @@ from trainables.__main__ import read_config
 from trainables.config import TrainConfig
 from tuner import text
 from tuner.cli_arguments import trial_of
+from tuner.decisions.sampling import Proposal, distribution
+from tuner.display.live import LiveTable
+from tuner.display.picture import draw
+from tuner.display.watch import watch
 from tuner.errors import InputError
-from tuner.live import LiveTable
-from tuner.log_view import find_log, read_log
-from tuner.picture import draw
-from tuner.reproduce import Reproduction, comparison, repeated_reports, reproduction
-from tuner.sampling import Proposal, distribution
-from tuner.spec import StudySpec, load_spec, make_spec
-from tuner.study import Study
-from tuner.watch import watch
+from tuner.record.log_view import find_log, read_log
+from tuner.record.reproduce import Reproduction, comparison, repeated_reports, reproduction
+from tuner.record.study import Study
+from tuner.study_file.spec import StudySpec, load_spec, make_spec
 
 if TYPE_CHECKING:
-    from tuner.record import TrialRecord
+    from tuner.record.record import TrialRecord
 
 IMPORT_TIMES = "-X importtime"
 
@@ -265,7 +265,7 @@ def really(study: Study, record: TrialRecord, folder: Path) -> str:
 @pytest.mark.ray
 @pytest.mark.timeout(300)
 def test_trials_of_a_real_study_are_the_same_again(tmp_path: Path, tune: Tune) -> None:
-    from tuner import search
+    from tuner.execution import search
 
     spec = study_spec(tmp_path, search={"num_trials": 3}, scaling={"num_workers": 2})
     study = search.run(spec, source_text="", root=tmp_path / "studies")

@@ -19,14 +19,14 @@ import pytest
 from tests import browser
 from tests.conftest import REPOSITORY, Tune
 from tests.test_imports import heavy_imports
-from tuner import outcomes
+from tuner.display import outcomes
 from tuner.errors import InputError
-from tuner.mlflow_server import served
-from tuner.overview import overview
-from tuner.study import Study
-from tuner.tracking import MlflowTracker
-from tuner.tracking_links import run_url, study_target, study_url
-from tuner.tracking_views import shared_view
+from tuner.record.study import Study
+from tuner.tracking.links import run_url, study_target, study_url
+from tuner.tracking.mlflow_server import served
+from tuner.tracking.overview import overview
+from tuner.tracking.tracker import MlflowTracker
+from tuner.tracking.views import shared_view
 
 
 @pytest.fixture

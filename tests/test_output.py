@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from tuner import outcomes, output, tables, text
-from tuner.board import Board
-from tuner.formats import Format, to_csv, to_json
-from tuner.live import Lines, LiveTable, Quiet
-from tuner.plan import make_plan
-from tuner.record import TrialRecord
+from tuner import text
+from tuner.display import outcomes, output, tables
+from tuner.display.board import Board
+from tuner.display.formats import Format, to_csv, to_json
+from tuner.display.live import Lines, LiveTable, Quiet
+from tuner.planning.plan import make_plan
+from tuner.record.record import TrialRecord
 
 if TYPE_CHECKING:
-    from tuner.study import Study
+    from tuner.record.study import Study
 
 Capture = pytest.CaptureFixture[str]
 SHAPE = ["number", "state", "value", "step", "params", "reason", "checkpoint", "mlflow_run_id", "started", "ended"]

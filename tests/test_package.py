@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tuner.errors import InputError
-from tuner.package import name_of, pack
+from tuner.remote.package import name_of, pack
 
 GOES = ["study.yaml", "loop.py", "data/texts.jsonl", "pkg/checkpoints/model.py"]
 STAYS = [
@@ -44,7 +44,7 @@ def test_code_and_data_go_along_and_what_studies_make_stays(tmp_path: Path) -> N
     write(tmp_path, *GOES, *STAYS)
     names = names_in(pack(tmp_path))
     assert {name for name in names if not name.startswith(("tuner/", "trainables/"))} == set(GOES)
-    assert {"tuner/cli.py", "tuner/launch_node.sh", "tuner/page.css", "trainables/finetune.py"} <= names
+    assert {"tuner/cli.py", "tuner/remote/launch_node.sh", "tuner/reports/page.css", "trainables/finetune.py"} <= names
 
 
 def test_the_same_files_are_the_same_package(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tuner.plan import Capacity, make_plan, rungs, shortfall, slots, survivors
-from tuner.spec import StudySpec, make_spec
+from tuner.planning.plan import Capacity, make_plan, rungs, shortfall, slots, survivors
+from tuner.study_file.spec import StudySpec, make_spec
 
 STUDY: dict[str, Any] = {
     "study": "demo",

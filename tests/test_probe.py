@@ -10,9 +10,9 @@ import pytest
 
 from tests.conftest import REPOSITORY, Tune
 from tests.studies import study_spec
-from tuner.forecast import make_forecast
-from tuner.plan import Capacity
-from tuner.probe import probe
+from tuner.planning.forecast import make_forecast
+from tuner.planning.plan import Capacity
+from tuner.planning.probe import probe
 
 pytestmark = [pytest.mark.ray]
 

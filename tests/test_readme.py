@@ -8,17 +8,21 @@ import pytest
 
 from tests.conftest import REPOSITORY, Tune
 from trainables.config import TrainConfig
-from tuner import sections
 from tuner.reference import updated
+from tuner.study_file import sections
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 SECTIONS = ("objective", "search", "scheduler", "scaling", "checkpoint", "failures", "mlflow")
 
 
-@pytest.mark.parametrize("folder", ["tuner", "trainables", "tests", "tests/benchmarks"])
+PACKAGES = [path.parent.relative_to(REPOSITORY).as_posix() for path in REPOSITORY.glob("tuner/*/__init__.py")]
+
+
+@pytest.mark.parametrize("folder", ["tuner", *sorted(PACKAGES), "trainables", "tests", "tests/benchmarks"])
 def test_every_module_is_in_the_file_map(folder: str) -> None:
     names = sorted(path.stem for path in (REPOSITORY / folder).glob("*.py"))
     assert [name for name in names if f"`{name}`:" not in README and name != "__init__"] == []
+    assert f"| `{folder}/` |" in README
 
 
 @pytest.mark.parametrize("section", SECTIONS)

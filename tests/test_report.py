@@ -15,17 +15,17 @@ import pytest
 from tests import browser
 from tests.benchmarks.large_study import make_large_study
 from tests.conftest import Tune
-from tuner import page, screenshot
-from tuner.cost import study_cost
-from tuner.environment import environments, note_environment
+from tuner.decisions.sampling import Proposal, distribution
 from tuner.errors import InputError
-from tuner.lanes import assign_lanes
-from tuner.report import MAX_ROWS, report_page, write_report
-from tuner.sampling import Proposal, distribution
-from tuner.spec import make_spec
-from tuner.study import Study
-from tuner.thinning import thinned
-from tuner.traces import value_axis
+from tuner.planning.cost import study_cost
+from tuner.record.environment import environments, note_environment
+from tuner.record.study import Study
+from tuner.reports import page, screenshot
+from tuner.reports.lanes import assign_lanes
+from tuner.reports.report import MAX_ROWS, report_page, write_report
+from tuner.reports.thinning import thinned
+from tuner.reports.traces import value_axis
+from tuner.study_file.spec import make_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

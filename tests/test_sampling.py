@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.studies import study_spec
-from tuner.record import TrialRecord
-from tuner.sampling import Proposer
-from tuner.study import Study
+from tuner.decisions.sampling import Proposer
+from tuner.record.record import TrialRecord
+from tuner.record.study import Study
 
 SPACE = {
     "learning_rate": {"type": "float", "low": 1e-5, "high": 1e-1, "log": True},

@@ -12,9 +12,9 @@ import pytest
 
 from tests.studies import Recorder, study_spec
 from trainables.checkpoint_dir import is_complete
-from tuner import search
 from tuner.errors import ClusterError, StudyAbortedError, StudyExistsError
-from tuner.study import Study
+from tuner.execution import search
+from tuner.record.study import Study
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 

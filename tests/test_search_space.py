@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.search_space import Categorical, Float, Int, Parameter, SearchSpace
+from tuner.study_file.search_space import Categorical, Float, Int, Parameter, SearchSpace
 
 ADAMW: dict[str, Any] = {"optimizer": "adamw"}
 

@@ -21,10 +21,10 @@ from trainables.model import build_model
 from trainables.optim import make_optimizer
 from trainables.tokenizer import byte_level_tokenizer, load_tokenizer
 from trainables.train_state import TrainState
-from tuner import search
-from tuner.observer import Observer
-from tuner.spec import load_spec
-from tuner.study import Study
+from tuner.decisions.observer import Observer
+from tuner.execution import search
+from tuner.record.study import Study
+from tuner.study_file.spec import load_spec
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 

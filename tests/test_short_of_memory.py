@@ -13,7 +13,7 @@ from trainables.config import TrainConfig
 from trainables.micro_batch import NOTES
 from trainables.model import build_model
 from trainables.tokenizer import byte_level_tokenizer
-from tuner import search
+from tuner.execution import search
 
 # On rank 1 a pass asks for 64 KiB to the power of its examples: 4 GiB for two of them, of which none is touched, and
 # more than any machine has for three.

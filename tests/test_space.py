@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from tests.studies import study_spec
 from tests.tiny import MODEL
 from trainables.architecture import architecture_of
-from tuner import space
 from tuner.errors import InputError
+from tuner.planning import space
 
 
 def write_model(folder: Path) -> Path:

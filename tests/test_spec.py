@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tuner.errors import SpecError
-from tuner.spec import StudySpec, load_spec, make_spec, override_spec
+from tuner.study_file.spec import StudySpec, load_spec, make_spec, override_spec
 
 LR = "{type: float, low: 1e-5, high: 1e-2, log: true}"
 OPTIMIZER = "{type: categorical, choices: [adamw, adafactor]}"
@@ -492,7 +492,7 @@ def test_every_shipped_study_loads_has_a_default_trial_and_no_warning(path: Path
 
 def test_reading_a_study_imports_none_of_the_large_libraries() -> None:
     code = (
-        "import sys, time; began = time.perf_counter(); import tuner.spec, tuner.plan;"
+        "import sys, time; began = time.perf_counter(); import tuner.study_file.spec, tuner.planning.plan;"
         "heavy = {'ray', 'torch', 'transformers', 'optuna', 'mlflow', 'numpy', 'datasets', 'pandas'};"
         "print(sorted(heavy & set(sys.modules)))"
     )

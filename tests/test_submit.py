@@ -15,7 +15,7 @@ import pytest
 
 from tests.clusters import TOKEN, Cluster, cluster, environment
 from tests.conftest import REPOSITORY
-from tuner.study import Study
+from tuner.record.study import Study
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -20,15 +20,15 @@ from tests.conftest import REPOSITORY, Tune
 from tests.studies import Recorder, study_spec
 from tests.test_controller import drive, new_study, open_controller, table
 from trainables.checkpoint_dir import step_dir, write_manifest
-from tuner.channel import Assignment, Ended, Heard, Reported, Saved
-from tuner.checkpoints import Checkpoints
+from tuner.decisions.failures import Cause, Failure
 from tuner.errors import StudyAbortedError, StudyDamagedError, StudyExistsError, StudyLockedError, TuneError
-from tuner.failures import Cause, Failure
-from tuner.space import checkpoint_bytes
-from tuner.storage import UNRECORDED
-from tuner.study import Study
-from tuner.study_dir import list_studies
-from tuner.tracking import PENDING
+from tuner.execution.channel import Assignment, Ended, Heard, Reported, Saved
+from tuner.planning.space import checkpoint_bytes
+from tuner.record.checkpoints import Checkpoints
+from tuner.record.storage import UNRECORDED
+from tuner.record.study import Study
+from tuner.record.study_dir import list_studies
+from tuner.tracking.tracker import PENDING
 
 STATE_FILES = ("optuna.journal", "spec.json", "study.yaml", "study.lock", "mlflow_pending.jsonl")
 READING_VERBS = ("status", "trials", "best")
@@ -142,9 +142,9 @@ def test_a_failed_write_leaves_a_record_that_goes_on(root: Path, expected: list[
 import resource, signal, sys
 from pathlib import Path
 from tuner.errors import StudyAbortedError
-from tuner.space import checkpoint_bytes
-from tuner.storage import UNRECORDED
-from tuner.study import Study
+from tuner.planning.space import checkpoint_bytes
+from tuner.record.storage import UNRECORDED
+from tuner.record.study import Study
 study = Study.open(Path(sys.argv[1]), "tiny", writable=True)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 size = (study.dir / "optuna.journal").stat().st_size

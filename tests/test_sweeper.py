@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import psutil
 
 from tests.conftest import REPOSITORY
-from tuner.sweeper import orphans
+from tuner.execution.sweeper import orphans
 
 AGENT = "/site-packages/ray/dashboard/agent.py"
 WAIT = "import sys; sys.stdin.read()"
@@ -50,7 +50,7 @@ def test_children_of_a_living_server_or_worker_are_left_alone() -> None:
 def test_a_killed_driver_has_its_agents_swept_away() -> None:
     source = f"""
 import os, subprocess, sys
-from tuner.sweeper import sweeping
+from tuner.execution.sweeper import sweeping
 with sweeping():
     agent = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)", {AGENT!r}])
     print(agent.pid, flush=True)

@@ -29,13 +29,13 @@ from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 from mlflow.tracking._tracking_service.utils import _artifact_repos_cache
 
-import tuner.tracking
-import tuner.tracking_sender
+import tuner.tracking.sender
+import tuner.tracking.tracker
 from tuner.errors import TrackingError
-from tuner.record import TrialRecord
-from tuner.spec import StudySpec, load_spec
-from tuner.tracking import PENDING, MlflowTracker
-from tuner.tracking_process import LocalStore, StoreProcess
+from tuner.record.record import TrialRecord
+from tuner.study_file.spec import StudySpec, load_spec
+from tuner.tracking.process import LocalStore, StoreProcess
+from tuner.tracking.tracker import PENDING, MlflowTracker
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -47,11 +47,11 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-    monkeypatch.setattr(tuner.tracking_sender, "FLUSH_S", 0.02)
-    monkeypatch.setattr(tuner.tracking_sender, "MAX_FLUSH_S", 0.02)
-    monkeypatch.setattr(tuner.tracking_sender, "RETRY_S", 0.05)
+    monkeypatch.setattr(tuner.tracking.sender, "FLUSH_S", 0.02)
+    monkeypatch.setattr(tuner.tracking.sender, "MAX_FLUSH_S", 0.02)
+    monkeypatch.setattr(tuner.tracking.sender, "RETRY_S", 0.05)
     # The same store without a process of its own, whose start would take most of each test; some tests undo this.
-    monkeypatch.setattr(tuner.tracking, "StoreProcess", LocalStore)
+    monkeypatch.setattr(tuner.tracking.tracker, "StoreProcess", LocalStore)
 
 
 STUDY = """
@@ -596,7 +596,7 @@ def test_checking_and_building_a_tracker_import_no_mlflow(tmp_path: Path) -> Non
     assert Session(tmp_path).client.search_experiments()
     code = (
         "import sys; from types import SimpleNamespace as N; from pathlib import Path\n"
-        "from tuner.tracking import MlflowTracker\n"
+        "from tuner.tracking.tracker import MlflowTracker\n"
         "spec = N(study='lr', mlflow=N(enabled=True, tracking_uri=None, experiment=None))\n"
         f"MlflowTracker(spec, Path({str(tmp_path / 'lr')!r}), on_run_id=print).check()\n"
         "assert not {'mlflow', 'sqlalchemy', 'torch', 'ray', 'optuna'} & set(sys.modules)\n"
@@ -631,7 +631,7 @@ def test_studies_that_start_at_once_share_a_new_store_and_a_new_experiment(tmp_p
 
 def test_a_kill_while_the_store_is_made_leaves_none_that_is_half_made(tmp_path: Path) -> None:
     command = (
-        "from pathlib import Path; from tuner.tracking_client import make_database as make; make(Path('mlflow.db'))"
+        "from pathlib import Path; from tuner.tracking.client import make_database as make; make(Path('mlflow.db'))"
     )
     process = subprocess.Popen([sys.executable, "-c", command], cwd=tmp_path, stderr=subprocess.DEVNULL)
     wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("mlflow.db*")))
@@ -653,7 +653,7 @@ def test_a_kill_while_the_store_is_made_leaves_none_that_is_half_made(tmp_path: 
 def test_the_process_that_writes_may_be_killed_and_nothing_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuner.tracking, "StoreProcess", StoreProcess)
+    monkeypatch.setattr(tuner.tracking.tracker, "StoreProcess", StoreProcess)
     session = Session(tmp_path, make_spec(trainable="ddp"))
     session.tracker.start_study({})
     run_trial(session, 0)
@@ -669,7 +669,7 @@ def test_the_process_that_writes_may_be_killed_and_nothing_is_missing(
 
 
 def test_the_process_that_writes_gives_way_to_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuner.tracking, "StoreProcess", StoreProcess)
+    monkeypatch.setattr(tuner.tracking.tracker, "StoreProcess", StoreProcess)
     session = Session(tmp_path, make_spec(trainable="ddp"))
     session.tracker.start_study({})
     run_trial(session, 0)
@@ -680,7 +680,7 @@ def test_the_process_that_writes_gives_way_to_all_others(tmp_path: Path, monkeyp
 
 
 def writers() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "tuner.tracking_process" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "tuner.tracking.process" in child.cmdline()]
 
 
 # -- a server --------------------------------------------------------------------------------------------------------
@@ -698,7 +698,7 @@ def silent_server() -> Iterator[str]:
 def test_a_silent_server_holds_up_nothing_and_the_points_are_kept(
     tmp_path: Path, silent_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuner.tracking_target.SERVER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("tuner.tracking.target.SERVER_TIMEOUT_S", 0.3)
     session = Session(tmp_path, make_spec(silent_server))
     session.tracker.check()
     begin = time.monotonic()
@@ -726,7 +726,7 @@ def test_no_trial_waits_for_a_store_that_is_known_to_be_down(tmp_path: Path) -> 
 
 
 def test_a_store_that_lags_behind_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuner.tracking_sender, "SLOW_S", 0.0)
+    monkeypatch.setattr(tuner.tracking.sender, "SLOW_S", 0.0)
     session = Session(tmp_path)
     session.tracker.start_study({})
     session.tracker.start_trial(0, {}, {})
@@ -809,7 +809,7 @@ def _answers(uri: str) -> bool:
 def test_a_server_keeps_runs_points_and_artifacts(tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # A server that has just started answers its first calls slowly.
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
-    monkeypatch.setattr("tuner.tracking_target.SERVER_TIMEOUT_S", 30.0)
+    monkeypatch.setattr("tuner.tracking.target.SERVER_TIMEOUT_S", 30.0)
     session = Session(tmp_path, make_spec(server))
     session.tracker.check()
     session.tracker.start_study({})

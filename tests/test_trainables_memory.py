@@ -29,9 +29,9 @@ from trainables.model import build_model, set_gradient_checkpointing
 from trainables.optim import make_optimizer
 from trainables.packing import set_packing
 from trainables.tokenizer import byte_level_tokenizer
-from tuner.failures import cause_of
-from tuner.plan import make_plan
-from tuner.spec import load_spec
+from tuner.decisions.failures import cause_of
+from tuner.planning.plan import make_plan
+from tuner.study_file.spec import load_spec
 
 MIB = 1 << 20
 

@@ -19,8 +19,8 @@ from trainables.finetune import token_loss_sum
 from trainables.model import build_model
 from trainables.packing import IMPLEMENTATION, pack, set_packing
 from trainables.tokenizer import byte_level_tokenizer
-from tuner.spec import load_spec
-from tuner.study_dir import read_spec, write_spec
+from tuner.record.study_dir import read_spec, write_spec
+from tuner.study_file.spec import load_spec
 
 CPU = torch.device("cpu")
 GPT2 = {

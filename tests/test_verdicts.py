@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from tuner import inference, verdicts
-from tuner.edges import find_edges, next_range
-from tuner.effects import effects
-from tuner.parameters import Categorical, Float, Int
-from tuner.record import TrialRecord
-from tuner.sections import Objective
-from tuner.spec import StudySpec, make_spec
-from tuner.verdict import at_step
+from tuner.record.record import TrialRecord
+from tuner.reports import inference, verdicts
+from tuner.reports.edges import find_edges, next_range
+from tuner.reports.effects import effects
+from tuner.reports.verdict import at_step
+from tuner.study_file.parameters import Categorical, Float, Int
+from tuner.study_file.sections import Objective
+from tuner.study_file.spec import StudySpec, make_spec
 
 LR = Float(low=1e-4, high=1e-1, log=True)
 MIN, MAX = Objective(), Objective(mode="max")

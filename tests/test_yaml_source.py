@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tuner.errors import SpecError
-from tuner.yaml_source import YamlSource, from_data, read_yaml, with_overrides
+from tuner.study_file.yaml_source import YamlSource, from_data, read_yaml, with_overrides
 
 
 def source(tmp_path: Path, text: str | bytes) -> YamlSource:

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tuner.api import resume, run
-    from tuner.spec import StudySpec, load_spec
-    from tuner.study import Study
+    from tuner.record.study import Study
+    from tuner.study_file.spec import StudySpec, load_spec
 
 __version__ = "0.1.0"
 __all__ = ["Study", "StudySpec", "load_spec", "resume", "run"]
 
 # Loaded when first asked for: whoever imports one module of the package must not pay for all.
 _HOMES = {
-    "Study": "tuner.study",
-    "StudySpec": "tuner.spec",
-    "load_spec": "tuner.spec",
+    "Study": "tuner.record.study",
+    "StudySpec": "tuner.study_file.spec",
+    "load_spec": "tuner.study_file.spec",
     "resume": "tuner.api",
     "run": "tuner.api",
 }

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.commands import DEFAULT_ROOT
-from tuner.live import progress
-from tuner.spec import StudySpec, load_spec, override_spec
-from tuner.yaml_text import to_yaml
+from tuner.display.live import progress
+from tuner.study_file.spec import StudySpec, load_spec, override_spec
+from tuner.study_file.yaml_text import to_yaml
 
 if TYPE_CHECKING:
-    from tuner.observer import Observer
-    from tuner.study import Study
+    from tuner.decisions.observer import Observer
+    from tuner.record.study import Study
 
 
 def run(
@@ -42,7 +42,7 @@ def run(
     Raises:
         TuneError: As `tune run` would refuse it; `.exit_code` is the command line's.
     """
-    from tuner import search
+    from tuner.execution import search
 
     overrides = [*_overrides(set or {}), *([] if name is None else _overrides({"study": name}))]
     if isinstance(study, StudySpec):
@@ -74,7 +74,7 @@ def resume(
     Raises:
         TuneError: As `tune resume` would refuse it.
     """
-    from tuner import search
+    from tuner.execution import search
 
     return search.resume(
         str(study if isinstance(study, str | Path) else study.dir.absolute()),

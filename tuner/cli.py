@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner import cli_jobs, cli_launch, cli_reading, output
-from tuner.address import is_outside
+from tuner import cli_jobs, cli_launch, cli_reading
 from tuner.cli_arguments import (
     ROOT,
     FileArgument,
@@ -27,13 +26,15 @@ from tuner.cli_arguments import (
     open_study,
 )
 from tuner.commands import command
+from tuner.display import output
+from tuner.display.formats import Format, Shape
 from tuner.errors import InputError, Problem, SpecError, TuneError
-from tuner.formats import Format, Shape
+from tuner.execution.address import is_outside
 
 if TYPE_CHECKING:
-    from tuner.observer import Observer
-    from tuner.spec import StudySpec
-    from tuner.study import Study
+    from tuner.decisions.observer import Observer
+    from tuner.record.study import Study
+    from tuner.study_file.spec import StudySpec
 
 # Verbs import what they need when called: `--help` and `validate` start at once, and only `run` and `resume` load Ray.
 USAGE, CANNOT, INTERRUPTED = 2, 3, 130
@@ -100,7 +101,7 @@ def run(
         return _print_plan(spec, address)
     if address is not None and is_outside(address):
         return cli_jobs.run_there(address, file, spec, changes, root, go_on=go_on)
-    from tuner import search
+    from tuner.execution import search
 
     with _progress(root / spec.study, quiet, verbose) as observer:
         if go_on and (root / spec.study).exists():
@@ -124,8 +125,8 @@ def resume(
     """
     if address is not None and is_outside(address):
         return cli_jobs.resume_there(address, study, overrides or [], root)
-    from tuner import search
-    from tuner.study_dir import find_study
+    from tuner.execution import search
+    from tuner.record.study_dir import find_study
 
     with _progress(find_study(root, study), quiet, verbose) as observer:
         opened = search.resume(study, root=root, overrides=overrides or [], observer=observer, address=address)
@@ -147,7 +148,7 @@ def confirm(
 
     To full length each. What was run before is kept: more seeds, or what an interruption left, are added to it.
     """
-    from tuner.confirm import confirm as run_again
+    from tuner.reports.confirm import confirm as run_again
 
     opened = open_study(study, root)
     again = command("confirm", opened.dir, "--top", str(top), "--seeds", str(seeds))
@@ -223,8 +224,8 @@ def doctor(
 
     Exits with 3 where anything fails. Starts a Ray of its own for some seconds, or joins the one at --address.
     """
-    from tuner.doctor import Level
-    from tuner.examination import examine
+    from tuner.doctor.checks import Level
+    from tuner.doctor.examination import examine
 
     spec = None if file is None else cli_jobs.load(file, overrides, None)[0]
     found = examine(address=address, root=root, spec=spec)
@@ -245,7 +246,7 @@ def stop(
     """
     if address is not None:
         return cli_jobs.verb_there(address, "stop", study, root, "--wait", str(wait_s))
-    from tuner.confirmation import FOLDER, command_again, open_confirmation
+    from tuner.reports.confirmation import FOLDER, command_again, open_confirmation
 
     opened = open_study(study, root)
     confirmation = None if opened.is_running else open_confirmation(opened)
@@ -278,9 +279,9 @@ def _print_plan(
     price: float | None = None,
     form: Shape = Shape.TABLE,
 ) -> int:
-    from tuner.live import progress
-    from tuner.machine import process_age_s
-    from tuner.planning import plan
+    from tuner.display.live import progress
+    from tuner.planning.machine import process_age_s
+    from tuner.planning.planned import plan
 
     command_s = process_age_s()
     with progress(quiet=True) as observer:
@@ -294,7 +295,7 @@ def _print_plan(
 @contextmanager
 def _progress(study_dir: Path, quiet: bool, verbose: bool = False, go_on: str = "") -> Iterator[Observer]:
     """The progress display; a search that is cut off still says how to go on."""
-    from tuner.live import progress
+    from tuner.display.live import progress
 
     try:
         with progress(quiet=quiet, verbose=verbose) as observer:

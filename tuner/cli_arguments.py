@@ -9,12 +9,12 @@ import typer
 
 from tuner import text
 from tuner.commands import DEFAULT_ROOT
+from tuner.display.formats import Format, Shape
 from tuner.errors import InputError
-from tuner.formats import Format, Shape
 
 if TYPE_CHECKING:
-    from tuner.record import TrialRecord
-    from tuner.study import Study
+    from tuner.record.record import TrialRecord
+    from tuner.record.study import Study
 
 
 def _complete_study(context: typer.Context, incomplete: str) -> list[str]:
@@ -55,7 +55,7 @@ ROOT = DEFAULT_ROOT
 
 def open_study(study: str, root: Path) -> Study:
     """The study that the arguments name, to read."""
-    from tuner.study import Study
+    from tuner.record.study import Study
 
     return Study.open(root, study)
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner import output
 from tuner.cli_arguments import ROOT, FileArgument, RootOption, SetOption
+from tuner.display import output
 
 if TYPE_CHECKING:
-    from tuner.jobs import Jobs
-    from tuner.spec import StudySpec
-    from tuner.submission import Submission
+    from tuner.remote.jobs import Jobs
+    from tuner.remote.submission import Submission
+    from tuner.study_file.spec import StudySpec
 
 app = typer.Typer()
 
@@ -38,7 +38,7 @@ def submit(
     Sends the current folder along, without studies, environments and caches, and returns when the study has begun.
     --root is a path on the cluster; a relative one counts from the home folder there.
     """
-    from tuner.jobs import Jobs
+    from tuner.remote.jobs import Jobs
 
     spec, changes = load(file, overrides, name)
     jobs = Jobs(address)
@@ -53,7 +53,7 @@ def submit(
 
 def load(file: Path, overrides: list[str] | None, name: str | None) -> tuple[StudySpec, list[str]]:
     """A study, and the changes that the command line makes to its file."""
-    from tuner.spec import load_spec
+    from tuner.study_file.spec import load_spec
 
     changes = [*(overrides or []), *([] if name is None else [f"study={json.dumps(name)}"])]
     return load_spec(file, changes), changes
@@ -61,7 +61,7 @@ def load(file: Path, overrides: list[str] | None, name: str | None) -> tuple[Stu
 
 def run_there(address: str, file: Path, spec: StudySpec, changes: list[str], root: Path, *, go_on: bool) -> int:
     """`tune run` with the address of such a cluster: submit, and follow."""
-    from tuner.jobs import Jobs
+    from tuner.remote.jobs import Jobs
 
     jobs = Jobs(address)
     return _follow(jobs, spec.study, jobs.submit(file, changes, _submission(spec, root), go_on=go_on))
@@ -69,7 +69,7 @@ def run_there(address: str, file: Path, spec: StudySpec, changes: list[str], roo
 
 def resume_there(address: str, study: str, overrides: list[str], root: Path) -> int:
     """`tune resume` of a study that was submitted."""
-    from tuner.jobs import Jobs
+    from tuner.remote.jobs import Jobs
 
     jobs = Jobs(address)
     return _follow(jobs, study, jobs.resume(study, root, overrides))
@@ -86,7 +86,7 @@ def _follow(jobs: Jobs, study: str, job: str) -> int:
 
 def logs_there(address: str, study: str, root: Path, *words: str) -> int:
     """`tune logs` of a study that was submitted: of a trial, or without one of the study's job."""
-    from tuner.jobs import Jobs
+    from tuner.remote.jobs import Jobs
 
     jobs = Jobs(address)
     return jobs.run_verb("logs", study, root, *words) if words else jobs.follow(jobs.job_of(study))
@@ -94,12 +94,12 @@ def logs_there(address: str, study: str, root: Path, *words: str) -> int:
 
 def verb_there(address: str, verb: str, study: str, root: Path, *words: str) -> int:
     """Any verb about a study that was submitted, on its cluster."""
-    from tuner.jobs import Jobs
+    from tuner.remote.jobs import Jobs
 
     return Jobs(address).run_verb(verb, study, root, *words)
 
 
 def _submission(spec: StudySpec, root: Path, key: str = "") -> Submission:
-    from tuner.submission import Submission, root_there
+    from tuner.remote.submission import Submission, root_there
 
     return Submission(spec.study, root_there(root), spec.env, spec.secrets, key)

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from tuner import output, text
+from tuner import text
 from tuner.cli_arguments import FileArgument, SetOption
 from tuner.cli_jobs import load
 from tuner.commands import DEFAULT_ROOT
+from tuner.display import output
 from tuner.errors import InputError
-from tuner.launch import Launch, plan_launch
+from tuner.remote.launch import Launch, plan_launch
 
 # A node with GPUs has at least this many cores for each.
 _CPUS_PER_GPU = 8
@@ -54,7 +55,7 @@ def nodes(
 
     It is run on every node, with NODE_RANK and HEAD set.
     """
-    from tuner.launch_shell import nodes_script
+    from tuner.remote.shell import nodes_script
 
     launch = _launch(file, nodes, gpus, cpus, root, overrides, name, setup)
     _write(nodes_script(launch, _file_name(to, "launch.sh")), to, "NODE_RANK=0 HEAD=ADDRESS bash {}")
@@ -81,7 +82,7 @@ def slurm(
 
     Near its time limit the trials save, and the job queues again.
     """
-    from tuner.launch_shell import SlurmOptions, slurm_script
+    from tuner.remote.shell import SlurmOptions, slurm_script
 
     launch = _launch(file, nodes, gpus, cpus, root, overrides, name, setup)
     options = SlurmOptions(time, partition, account, tuple(option or ()))
@@ -106,7 +107,7 @@ def kubernetes(
     to: ToOption = None,
 ) -> int:
     """Write a KubeRay RayJob, with the study file in it."""
-    from tuner.launch_kubernetes import KubernetesOptions, kubernetes_manifest
+    from tuner.remote.kubernetes import KubernetesOptions, kubernetes_manifest
 
     launch = _launch(file, nodes, gpus, cpus, root, overrides, name)
     options = KubernetesOptions(image, claim, memory, namespace, secret)
@@ -137,7 +138,7 @@ def databricks(
 
     It sends the current folder. The MLflow run that AI Runtime makes becomes the study's parent run.
     """
-    from tuner.launch_databricks import DatabricksOptions, databricks_workload
+    from tuner.remote.databricks import DatabricksOptions, databricks_workload
 
     launch = _launch(file, nodes, gpus, cpus, root, overrides, name, setup)
     options = DatabricksOptions(

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tuner import output
 from tuner.cli_arguments import (
     ROOT,
     FormatOption,
@@ -23,11 +22,12 @@ from tuner.cli_arguments import (
 )
 from tuner.cli_jobs import logs_there, verb_there
 from tuner.commands import command
+from tuner.display import output
+from tuner.display.formats import Format
 from tuner.errors import InputError, TuneError
-from tuner.formats import Format
 
 if TYPE_CHECKING:
-    from tuner.study import Study
+    from tuner.record.study import Study
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -37,7 +37,7 @@ app = typer.Typer()
 @app.command("list", epilog="Example:  tune list --root /mnt/studies")
 def list_(root: RootOption = ROOT, form: FormatOption = Format.TABLE) -> int:
     """List the studies under --root."""
-    from tuner.study_dir import list_studies
+    from tuner.record.study_dir import list_studies
 
     names = list_studies(root)
     output.studies([_status_or_damage(root, name) for name in names], form)
@@ -61,11 +61,11 @@ def status(
     """
     if address is not None:
         return verb_there(address, "status", study, root, "--format", form.value, *(["--watch"] if watch else []))
-    from tuner.confirmation import open_confirmation
+    from tuner.reports.confirmation import open_confirmation
 
     opened = open_study(study, root)
     if svg is not None:
-        from tuner.picture import draw
+        from tuner.display.picture import draw
 
         draw(opened, svg)
         return 0
@@ -79,8 +79,8 @@ def status(
 
 
 def _watch(study: Study, *, is_quiet: bool) -> None:
-    from tuner.live import LiveTable, progress
-    from tuner.watch import watch
+    from tuner.display.live import LiveTable, progress
+    from tuner.display.watch import watch
 
     with progress(quiet=is_quiet or not sys.stdout.isatty()) as display:
         watch(study, display if isinstance(display, LiveTable) else None)
@@ -126,7 +126,7 @@ def export(
     DIR holds model, tokenizer and generation config: AutoModelForCausalLM.from_pretrained(DIR).
     """
     from trainables.progress import heard_by
-    from tuner.export import export
+    from tuner.record.export import export
 
     opened = open_study(study, root)
     with heard_by(output.in_place):
@@ -156,7 +156,7 @@ def logs(
         return logs_there(address, study, root, *words)
     if trial is None:
         raise InputError("logs needs a trial", f"List them: tune trials {study}")
-    from tuner.log_view import find_log, goes_on, read_log
+    from tuner.record.log_view import find_log, goes_on, read_log
 
     opened = open_study(study, root)
     number = trial_of(opened, trial).number
@@ -190,7 +190,7 @@ def reproduce(
     Writes the file and prints the command. A trial of the built-in loop becomes one fine-tune without Ray, one of
     another loop a study with one trial.
     """
-    from tuner.reproduce import comparison, repeated_reports, reproduction
+    from tuner.record.reproduce import comparison, repeated_reports, reproduction
 
     opened = open_study(study, root)
     record = trial_of(opened, trial)
@@ -216,8 +216,8 @@ def ui(
     Starts them on this machine until Ctrl-C, and prints the address. For a store that is a server already, only its
     address is printed.
     """
-    from tuner.mlflow_server import ended_by_signals, served
-    from tuner.tracking_links import server_url, study_url, target_to_show
+    from tuner.tracking.links import server_url, study_url, target_to_show
+    from tuner.tracking.mlflow_server import ended_by_signals, served
 
     opened = None if study is None else open_study(study, root)
     target = target_to_show(root, opened)
@@ -247,8 +247,8 @@ def report(
 
     One page with plots, what they say in words, the cost and all trials; it needs no network.
     """
-    from tuner import screenshot
-    from tuner.report import write_report
+    from tuner.reports import screenshot
+    from tuner.reports.report import write_report
 
     path = write_report(open_study(study, root), to)
     output.result(str(path))
@@ -271,7 +271,7 @@ def compare(
 
     Best value, gain, cost, trials by state, and the keys in which they differ.
     """
-    from tuner.compare import compared, write_comparison
+    from tuner.reports.compare import compared, write_comparison
 
     if len(studies) < 2:
         raise InputError("compare needs two studies or more", "List the studies: tune list")

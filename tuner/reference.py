@@ -16,8 +16,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from trainables.config import TrainConfig
-from tuner.parameters import Categorical, Float, Int
-from tuner.sections import StudyFile
+from tuner.study_file.parameters import Categorical, Float, Int
+from tuner.study_file.sections import StudyFile
 
 Schema = Mapping[str, Any]
 KINDS: tuple[type[BaseModel], ...] = (Float, Int, Categorical)

@@ -35,10 +35,10 @@ from tests.benchmarks.chaos_sittings import (
     plan_kills,
 )
 from tests.benchmarks.common import DEFAULT_RATE, HIGH_RATE, LOW_RATE, MODEL
-from tuner.lock import holder
-from tuner.storage import JOURNAL
-from tuner.study import Study
-from tuner.study_dir import LOCK
+from tuner.record.lock import holder
+from tuner.record.storage import JOURNAL
+from tuner.record.study import Study
+from tuner.record.study_dir import LOCK
 
 NAME, NUM_TRIALS, MAX_STEPS = "chaos", 12, 27
 STATUS = {"COMPLETE": "FINISHED", "PRUNED": "KILLED", "FAILED": "FAILED"}

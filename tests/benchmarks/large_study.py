@@ -19,11 +19,11 @@ from optuna.storages.journal._storage import JournalOperation
 from optuna.trial import TrialState
 
 from tests.benchmarks.processes import REPOSITORY
-from tuner.early_stopping import make_rule
-from tuner.sampling import distribution
-from tuner.search_space import Categorical, Parameter
-from tuner.spec import StudySpec, load_spec
-from tuner.study import Study
+from tuner.decisions.early_stopping import make_rule
+from tuner.decisions.sampling import distribution
+from tuner.record.study import Study
+from tuner.study_file.search_space import Categorical, Parameter
+from tuner.study_file.spec import StudySpec, load_spec
 
 STUDY_FILE = REPOSITORY / "search_spaces" / "quickstart.yaml"
 SECONDS_A_STEP, NUM_SLOTS = 30.0, 8

@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from tests.benchmarks.common import Workload, in_turn, machine, medians, print_result, ratio
 from tests.benchmarks.processes import MARKER, ONE_THREAD, REPOSITORY, all_pids, cpu_seconds, end_marked, is_marked
-from tuner.channel import Address, Assignment, Ended, Endpoint, Go, Preparing, Quit, Reported, Start
+from tuner.execution.channel import Address, Assignment, Ended, Endpoint, Go, Preparing, Quit, Reported, Start
 
 GOAL = 0.98
 PATIENCE_S = 300.0
@@ -135,7 +135,7 @@ class Slot:
 def serve(told: str) -> None:
     """One worker of the slot."""
     from trainables.__main__ import joined_worker
-    from tuner.worker import Line, Service, serve_trials
+    from tuner.execution.worker import Line, Service, serve_trials
 
     host, port, secret, cache_dir = json.loads(told)
     address = Address(host, port, bytes.fromhex(secret))

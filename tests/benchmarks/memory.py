@@ -17,10 +17,10 @@ from typing import Any
 from tests.benchmarks.common import Workload, machine, print_result, significant
 from tests.benchmarks.ours import study_spec
 from tests.benchmarks.processes import MARKER, ONE_THREAD, all_pids, is_marked, read_process_file, resident_bytes
-from tuner import search
-from tuner.observer import Observer
-from tuner.record import TrialRecord
-from tuner.spec import StudySpec
+from tuner.decisions.observer import Observer
+from tuner.execution import search
+from tuner.record.record import TrialRecord
+from tuner.study_file.spec import StudySpec
 
 MIB = 1 << 20
 GOAL = 1.05

@@ -13,16 +13,16 @@ from typing import Any
 
 from tests.benchmarks import timeline
 from tests.benchmarks.common import HIGH_RATE, LOW_RATE, Workload
-from tuner import search
-from tuner.slot import TrialSlot
-from tuner.spec import StudySpec, make_spec
+from tuner.execution import search
+from tuner.execution.slot import TrialSlot
+from tuner.study_file.spec import StudySpec, make_spec
 
 
 def serve_timed(serve: Callable[[dict[str, Any]], None], service: dict[str, Any]) -> None:
     """What runs in each worker in place of `serve`."""
     # Imported in the worker: the slot's own process is to stay as it is.
     from tests.benchmarks.timed_line import TimedLine
-    from tuner import worker
+    from tuner.execution import worker
 
     worker.Line = TimedLine
     serve(service)

@@ -9,8 +9,8 @@ from typing import Any
 
 from tests.benchmarks import timeline
 from trainables.finetune import Worker
-from tuner import worker
-from tuner.channel import Address, Ended, Go, Reported, Saved, Start, Stop
+from tuner.execution import worker
+from tuner.execution.channel import Address, Ended, Go, Reported, Saved, Start, Stop
 
 
 class TimedLine(worker.Line):

@@ -1,0 +1,1 @@
+"""What to try, what to stop, and what a failure means. Knows no Ray."""

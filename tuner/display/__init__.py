@@ -1,0 +1,1 @@
+"""What people see: tables, lines, a live table, JSON."""

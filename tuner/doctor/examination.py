@@ -1,0 +1,149 @@
+"""`tune doctor`: gathers the facts, here and on every node, and has them judged."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tuner.doctor import checks as doctor
+from tuner.doctor.checks import Finding, Level
+from tuner.doctor.facts import Asked, rooms
+from tuner.errors import TrackingError, TuneError
+from tuner.tracking.target import Target, check_target, resolve_target
+
+if TYPE_CHECKING:
+    from tuner.planning.plan import Capacity
+    from tuner.study_file.spec import StudySpec
+
+MINE = "tuner.cli"
+
+
+def examine(*, address: str | None, root: Path, spec: StudySpec | None) -> list[Finding]:
+    """Look at everything a study needs.
+
+    Args:
+        address: A Ray cluster to join; None starts one on this machine.
+        root: Where studies live.
+        spec: A study that is to run here, if any.
+    """
+    findings = [_command(), _instances(address)]
+    with _meeting_place(root) as (folder, secret, fault):
+        findings += doctor.check_root(fault, str(root))
+        try:
+            findings += _on_the_cluster(address, root, spec, folder, secret)
+        except TuneError as error:
+            findings.append(Finding("Ray", Level.FAIL, error.message, error.remedy))
+    return findings
+
+
+def _command() -> Finding:
+    path = shutil.which("tune")
+    return doctor.check_command(path, path is not None and _is_ours(Path(path)))
+
+
+def _is_ours(script: Path) -> bool:
+    try:
+        return MINE in script.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+
+
+def _instances(address: str | None) -> Finding:
+    import ray._private.services as services
+
+    return doctor.check_instances(sorted(services.find_gcs_addresses()), address)  # type: ignore[no-untyped-call]
+
+
+def _on_the_cluster(
+    address: str | None, root: Path, spec: StudySpec | None, folder: Path | None, secret: str
+) -> Iterator[Finding]:
+    from tuner.doctor.nodes import ask_nodes, measure_network
+    from tuner.execution import cluster
+
+    target = _target(spec, root)
+    with cluster.connected(address):
+        capacity = cluster.capacity()
+        hosts, silent = ask_nodes(
+            Asked(str(folder or root), secret, "" if target is None else target.uri, _models(spec))
+        )
+        network = measure_network() if hosts else None
+    yield doctor.check_nodes(hosts, silent)
+    if not hosts:
+        return
+    if spec is not None:
+        yield _fit(spec, capacity)
+    yield from doctor.check_versions(hosts)
+    yield from doctor.check_gpus(hosts, network)
+    if network is not None:
+        yield doctor.check_network(network)
+    if folder is not None:
+        unseen = [host.name for host in hosts if not (folder / host.name).exists()]
+        yield from doctor.check_storage(hosts, unseen, str(root))
+    needed = None if spec is None else _needed_bytes(spec, capacity)
+    # Of the nodes' root only this host's view counts: it is one file system, or a fault already.
+    yield from doctor.check_room("this host", rooms(root), needed)
+    for host in hosts:
+        if len(hosts) > 1:
+            apart = {place: room for place, room in host.room.items() if not place.startswith("studies")}
+            yield from doctor.check_room(host.name, apart, None)
+    yield from doctor.check_clocks(hosts)
+    yield from doctor.check_mlflow("" if target is None else target.shown, _mlflow_fault(target), hosts)
+    yield from doctor.check_hub(hosts)
+
+
+def _fit(spec: StudySpec, capacity: Capacity) -> Finding:
+    from tuner.planning.plan import shortfall, slots
+
+    if lacking := shortfall(spec, capacity):
+        return Finding("study", Level.FAIL, lacking, "Lower scaling.num_workers or the resources per worker.")
+    return Finding("study", Level.OK, f"{spec.study} fits, {slots(spec, capacity)} trials at a time")
+
+
+def _needed_bytes(spec: StudySpec, capacity: Capacity) -> int | None:
+    from tuner.planning.forecast import make_forecast
+
+    needed = make_forecast(spec, capacity, "").to_json()["checkpoint_bytes"]
+    return None if needed is None else int(needed)
+
+
+def _models(spec: StudySpec | None) -> tuple[str, ...]:
+    if spec is None or spec.is_custom:
+        return ()
+    values = [value for key in ("model", "tokenizer") for value in spec.values_of(key)]
+    return tuple(dict.fromkeys(value for value in values if isinstance(value, str) and value != "byte-level"))
+
+
+def _target(spec: StudySpec | None, root: Path) -> Target | None:
+    return None if spec is not None and not spec.mlflow.enabled else resolve_target(spec, root)
+
+
+def _mlflow_fault(target: Target | None) -> str:
+    try:
+        return "" if target is None else "; ".join(check_target(target))
+    except TrackingError as error:
+        return f"{error.message}. {error.remedy}"
+
+
+@contextmanager
+def _meeting_place(root: Path) -> Iterator[tuple[Path | None, str, str]]:
+    """A folder in the root where every node leaves a file, its secret, and why it cannot be made; gone afterwards."""
+    secret, is_new = secrets.token_hex(8), not root.exists()
+    folder = root.absolute() / f".doctor-{secret}"
+    try:
+        folder.mkdir(parents=True)
+        (folder / "driver").write_text(secret, encoding="utf-8")
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        yield None, secret, error.strerror or type(error).__name__
+        return
+    try:
+        yield folder, secret, ""
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if is_new and not os.listdir(root):
+            root.rmdir()

@@ -1,0 +1,1 @@
+"""Carries the decisions out with Ray."""

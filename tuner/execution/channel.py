@@ -1,0 +1,264 @@
+"""What a slot and its workers say to each other, and the wire between them.
+
+One authenticated socket connects the slot's actor with rank 0 of its workers. It needs no process of its own, costs
+well under a millisecond a message, and its breaking tells at once that the other side is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+from dataclasses import dataclass, field
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Any
+
+from tuner.decisions.failures import Cause
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a slot listens, and the secret that a worker must know."""
+
+    host: str
+    port: int
+    secret: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One trial as a worker gets it.
+
+    Attributes:
+        number: The trial.
+        values: Every key of `train`, searched ones included.
+        decision_steps: Steps at which the worker waits for the verdict; None: at every report.
+        max_t: The loop is over at this step, whatever it would do by itself.
+        reported_step: Reports up to this step are recorded already and are not sent again.
+        checkpoint_dir: Folder of this trial's checkpoints.
+        log_dir: Where each rank writes what it prints, as `NUMBER.rankR.log`.
+        checkpoint_every: Optimizer steps between checkpoints.
+        keep_last: Number of complete checkpoints kept.
+        metric: The objective's name in the reported metrics.
+        mode: "min" or "max".
+        keep_best_report: Whether the best report's checkpoint is kept too (`objective.scope: best`).
+        best_report: Step and value of the best one recorded so far.
+        environment: Environment variables of the trial (its MLflow run).
+    """
+
+    number: int
+    values: dict[str, Any]
+    decision_steps: tuple[int, ...] | None
+    max_t: int
+    reported_step: int
+    checkpoint_dir: str
+    log_dir: str
+    checkpoint_every: int
+    keep_last: int
+    metric: str
+    mode: str
+    keep_best_report: bool
+    best_report: tuple[int, float] | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+# -- worker to slot ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Rank 0 is there.
+
+    Attributes:
+        actor: Its Ray actor, for the slot to kill when it no longer answers.
+        placement_group: Hex id of what the workers hold of the cluster, for the search to give back when the slot
+            is lost.
+    """
+
+    actor: Any
+    placement_group: str
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A report of a running trial.
+
+    Attributes:
+        number: The trial.
+        step: Optimizer steps done.
+        metrics: What the loop reported, the objective among it.
+        history: One entry for each step since the last report.
+        busy_s: Seconds spent in steps and evaluation since the last report.
+        waits: Whether the worker waits for the verdict.
+        is_last: Whether the loop ends by itself after it.
+        eval_s: Seconds of `busy_s` that went into evaluation; 0 where the loop does not say.
+        save_s: Seconds that saving has kept the loop since the last report.
+        peak_bytes: The most memory of its GPU that the worker has held so far; 0 on a CPU.
+    """
+
+    number: int
+    step: int
+    metrics: dict[str, float]
+    history: tuple[dict[str, float], ...]
+    busy_s: float
+    waits: bool
+    is_last: bool = False
+    eval_s: float = 0.0
+    save_s: float = 0.0
+    peak_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint is complete; `path` lies in the assignment's checkpoint folder."""
+
+    number: int
+    step: int
+    path: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The worker has let go of a trial.
+
+    Attributes:
+        number: The trial.
+        outcome: "completed", "stopped", "diverged", "failed", or "unsaved": trained to its end, but its last
+            checkpoint cannot be written.
+        step: First step that is not finite, when diverged.
+        cause: Of a failure.
+    """
+
+    number: int
+    outcome: str
+    step: int = 0
+    cause: Cause | None = None
+
+
+@dataclass(frozen=True)
+class Warned:
+    """Something went wrong that the trial survives; `text` is one line."""
+
+    number: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Preparing:
+    """What the worker does before the first step, in one line."""
+
+    number: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a slot passes on to the search at once; `ended` is set when the worker has let go of the trial."""
+
+    number: int
+    reports: tuple[Reported, ...]
+    saved: tuple[Saved, ...]
+    ended: Ended | None
+    warnings: tuple[str, ...] = ()
+    preparing: str = ""
+
+
+# -- slot to worker ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Start:
+    """Begin this trial, or go on with it from its newest complete checkpoint."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True)
+class Go:
+    """Go on after a report that waited."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Let go of the trial at its next report; `save` keeps a checkpoint to resume from."""
+
+    number: int
+    save: bool
+
+
+@dataclass(frozen=True)
+class Quit:
+    """The slot closes."""
+
+
+class Endpoint:
+    """The slot's end: listens for whichever worker group is alive now, the newest connection counts."""
+
+    def __init__(self, host: str) -> None:
+        secret = secrets.token_bytes(32)
+        self._listener = Listener((host, 0), authkey=secret)
+        self.address = Address(host, self._listener.address[1], secret)
+        self._connection: Connection[Any, Any] | None = None
+        self._connected = threading.Event()
+        threading.Thread(target=self._accept, daemon=True, name="slot-endpoint").start()
+
+    def receive(self, timeout_s: float) -> Any | None:
+        """The next message, or None when none came in time.
+
+        Raises:
+            ConnectionError: The worker at the other end is gone.
+        """
+        if not self._connected.wait(timeout_s) or self._connection is None:
+            return None
+        try:
+            return self._connection.recv() if self._connection.poll(timeout_s) else None
+        except (EOFError, OSError) as error:
+            self.hang_up()
+            raise ConnectionError("the worker closed the connection") from error
+
+    def send(self, message: Any) -> None:
+        """Send; a worker that is gone is noticed at the next `receive`."""
+        if self._connection is None:
+            return
+        with contextlib.suppress(OSError):
+            self._connection.send(message)
+
+    def close(self) -> None:
+        """Stop listening and hang up."""
+        self.hang_up()
+        self._listener.close()
+
+    def hang_up(self) -> None:
+        """Drop the connection; the next worker group calls again."""
+        self._connected.clear()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection = self._listener.accept()
+            except OSError:
+                return
+            except Exception:  # a stranger who does not know the secret; the next caller may
+                continue
+            self.hang_up()
+            self._connection = connection
+            self._connected.set()
+
+
+def hello() -> Hello:
+    """What rank 0 says first."""
+    import ray
+    from ray.util import get_current_placement_group
+
+    group = get_current_placement_group()
+    return Hello(ray.get_runtime_context().current_actor, "" if group is None else group.id.hex())
+
+
+def connect(address: Address) -> Connection[Any, Any]:
+    """Rank 0's end."""
+    return Client((address.host, address.port), authkey=address.secret)

@@ -1,0 +1,147 @@
+"""The Ray cluster a study runs on: start or join it, count what it has, leave it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import ray
+
+from tuner.errors import ClusterError
+from tuner.execution.address import check_reachable, is_outside, reason_of
+from tuner.execution.cluster_token import settle_token
+from tuner.execution.sweeper import sweeping
+from tuner.planning.plan import Capacity
+from tuner.processes import handling_signals, python_path
+
+# Read by Tune and Train when they start; a study never needs what they turn off. See each name's documentation.
+ENVIRONMENT = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # results live in the study's record, not in Tune's files
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # an interruption is ours to handle: checkpoints first
+    "TUNE_GLOBAL_CHECKPOINT_S": "1000000000",  # Tune's own experiment state is never read back
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the search checks metrics itself and says which were reported
+    "TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S": "1000000000",
+    "TUNE_FORCE_TRIAL_CLEANUP_S": "30",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+# Ray gives a head that does not answer 60 s. One that was started here never comes back.
+HEAD_PATIENCE_S, LOCAL_HEAD_PATIENCE_S = 45.0, 5.0
+
+# Set while the cluster is one that `connected` has started.
+LOCAL = "TUNER_LOCAL_CLUSTER"
+
+
+@contextmanager
+def connected(address: str | None = None, env: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Join the cluster at `address`, or start one on this machine that ends with the block.
+
+    A process that is connected already stays so, before and after.
+
+    Args:
+        address: `HOST:PORT`, or `auto`: that of RAY_ADDRESS, else the one that runs on this machine.
+        env: Variables for the workers of a cluster that is joined; those of one that is started inherit them.
+
+    Raises:
+        ClusterError: Ray cannot be started or reached.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    before = dict(os.environ)
+    os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
+    try:
+        with nullcontext() if address else sweeping(), _shut_down_after():
+            _join(address, env or {}) if address else _start_local()
+            # What the study starts must find this cluster though another one may run on the host.
+            os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+            yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def _shut_down_after() -> Iterator[None]:
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _start_local() -> None:
+    # Processes of a local cluster inherit the environment; a runtime environment would only delay each of them.
+    os.environ["PYTHONPATH"] = python_path()
+    os.environ[LOCAL] = "1"
+    os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112 - they serve tasks; a search has only actors
+    os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"  # nobody preempts a node of one's own machine
+    _init(address="local", include_dashboard=False)
+
+
+def _join(address: str, env: Mapping[str, str]) -> None:
+    if is_outside(address):
+        raise ClusterError(f"{address} takes jobs; nobody can join there", f"Use: tune submit FILE --address {address}")
+    try:
+        address = ray._private.services.canonicalize_bootstrap_address_or_die("auto") if address == "auto" else address
+    except ConnectionError as error:
+        raise reason_of(address, error) from error
+    check_reachable(address)
+    settle_token(address)
+    # It would win over what was asked for.
+    os.environ.pop("RAY_ADDRESS", None)
+    _init(address=address, runtime_env={"env_vars": {**ENVIRONMENT, "PYTHONPATH": python_path(), **env}})
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """SIGINT and SIGTERM wait until Ray is up: cut off in its start, Ray leaves processes behind."""
+    came: list[int] = []
+    set_by_ray = ray._private.utils.set_sigterm_handler
+    # Ray's own handler would end this process in the middle of the start.
+    ray._private.utils.set_sigterm_handler = lambda handler: None
+    try:
+        with handling_signals(lambda number, frame: came.append(number)):
+            yield
+    finally:
+        ray._private.utils.set_sigterm_handler = set_by_ray
+    if came:
+        raise KeyboardInterrupt
+
+
+def _init(**options: Any) -> None:
+    try:
+        with _uninterrupted():
+            ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
+    except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
+        raise reason_of(options["address"], error) from error
+
+
+def capacity() -> Capacity:
+    """CPUs and GPUs of the cluster as a whole and of each live node."""
+    found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    nodes = tuple(_node_capacity(node["Resources"]) for node in found if node["Alive"])
+    return Capacity(cpus=sum(cpus for cpus, _ in nodes), gpus=sum(gpus for _, gpus in nodes), nodes=nodes)
+
+
+def head() -> tuple[str, float]:
+    """Where the cluster's head listens, `host:port`, and for how many seconds it may be away."""
+    return ray.get_runtime_context().gcs_address, HEAD_PATIENCE_S if can_autoscale() else LOCAL_HEAD_PATIENCE_S
+
+
+def can_autoscale() -> bool:
+    """Whether the cluster may have nodes to come; one that was started here has none."""
+    return os.environ.get(LOCAL) != "1"
+
+
+def _node_capacity(resources: dict[str, Any]) -> tuple[float, float]:
+    return float(resources.get("CPU", 0.0)), float(resources.get("GPU", 0.0))

@@ -1,0 +1,168 @@
+"""Anyone's plain Ray Train function as a trial: it keeps calling `ray.train.report`, and the study listens.
+
+The function runs unchanged in a TorchTrainer of its own. Its reports go straight to the slot instead of through the
+controller's polling, its checkpoints into the trial's folder, and a verdict to stop unwinds it from `report`, so that
+its workers end by themselves and free what they hold.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+import shutil
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.train
+import ray.train.collective
+from ray.train import Checkpoint
+from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUtils, set_train_fn_utils
+
+from trainables import places
+from trainables.checkpoint_dir import (
+    PARTIAL_SUFFIX,
+    keep_last,
+    newest_complete,
+    step_dir,
+    step_of,
+    write_manifest,
+)
+from tuner.decisions.failures import cause_of
+from tuner.execution.best_report import BestReport
+from tuner.execution.channel import Assignment, Ended, Reported, Saved, Start, Stop, connect, hello
+from tuner.execution.damage import clear_damage
+from tuner.execution.recent_reports import RecentReports, unrecorded
+from tuner.execution.trial_log import trial_log
+
+
+class StopTrial(BaseException):
+    """Unwinds a train function whose trial is over; not an Exception, so that the function does not swallow it."""
+
+
+class Completed(StopTrial):
+    """The trial has reached max_t."""
+
+
+def serve(service: dict[str, Any]) -> None:
+    """The `train_loop_per_worker` of a trainer that runs one trial of a plain train function."""
+    rank = ray.train.get_context().get_world_rank()
+    line = connect(service["address"]) if rank == 0 else None
+    if line is not None:
+        line.send(hello())
+    command = ray.train.collective.broadcast_from_rank_zero(line.recv() if line is not None else None)
+    if isinstance(command, Start):
+        ended = _run(service["trainable"], command.assignment, line)
+        if line is not None:
+            line.send(ended)
+
+
+def _run(trainable: str, assignment: Assignment, line: Connection[Any, Any] | None) -> Ended:
+    os.environ.update(assignment.environment)
+    reporting = _Reporting(assignment, line)
+    set_train_fn_utils(reporting)
+    with trial_log(assignment, ray.train.get_context().get_world_rank()):
+        try:
+            call(load_function(trainable), assignment.values)
+            return Ended(assignment.number, "completed")
+        except Completed:
+            return Ended(assignment.number, "completed")
+        except StopTrial:
+            return Ended(assignment.number, "stopped")
+        except Exception as error:
+            traceback.print_exc()
+            if ray.train.get_context().get_world_size() > 1:
+                # The other ranks may wait for this one: only the end of the whole group releases them.
+                raise
+            return Ended(assignment.number, "failed", cause=cause_of(error))
+
+
+class _Reporting(DistributedTrainFnUtils):
+    """What `ray.train.report` and `ray.train.get_checkpoint` do while a trial runs."""
+
+    def __init__(self, assignment: Assignment, line: Connection[Any, Any] | None) -> None:
+        self._assignment = assignment
+        self._line = line
+        self._root = Path(assignment.checkpoint_dir)
+        if line is not None and (warned := clear_damage(self._root, assignment.number)) is not None:
+            line.send(warned)
+        self.barrier()
+        newest = newest_complete(self._root)
+        self._checkpoint = None if newest is None else Checkpoint(newest)
+        if newest is not None and line is not None:
+            for report in unrecorded(newest, assignment.number, assignment.reported_step):
+                line.send(report)
+        self._best = BestReport(assignment)
+        self._recent = RecentReports()
+        self._busy_since = time.time()
+        self._last_step = assignment.reported_step if newest is None else step_of(newest)
+
+    def get_checkpoint(self) -> Checkpoint | None:
+        """The newest complete checkpoint of this trial."""
+        return self._checkpoint
+
+    def report(self, metrics: dict[str, Any], checkpoint: Checkpoint | None = None, *_: Any, **__: Any) -> None:
+        """Keep the checkpoint, tell the slot, and unwind when the trial is over."""
+        now = time.time()
+        # A report without a step still reaches the study, which says what is missing.
+        self._last_step = int(metrics.get("step", self._last_step + 1))
+        is_last = self._last_step >= self._assignment.max_t
+        number, busy_s = self._assignment.number, now - self._busy_since
+        report = Reported(number, self._last_step, dict(metrics), (), busy_s, not is_last, is_last)
+        self._recent.add(report)
+        if checkpoint is not None:
+            self._keep(checkpoint, self._last_step, metrics)
+        command = None
+        if self._line is not None:
+            self._line.send(report)
+            command = None if is_last else self._line.recv()
+        if is_last:
+            raise Completed
+        if isinstance(self.broadcast_from_rank_zero(command), Stop):
+            raise StopTrial
+        self._busy_since = time.time()
+
+    def _keep(self, checkpoint: Checkpoint, step: int, metrics: dict[str, Any]) -> None:
+        path = step_dir(self._root, step)
+        partial = path.with_name(path.name + PARTIAL_SUFFIX)
+        # Each rank brings its own files; together they are the checkpoint.
+        with checkpoint.as_directory() as folder:
+            shutil.copytree(folder, partial, dirs_exist_ok=True)
+        self.barrier()
+        if self._line is not None:
+            write_manifest(partial, step, metrics, self._recent.notes())
+            shutil.rmtree(path, ignore_errors=True)
+            partial.rename(path)
+            self._best.improves(step, float(metrics.get(self._assignment.metric, math.nan)))
+            keep_last(self._root, self._assignment.keep_last, protected=self._best.checkpoints)
+            self._line.send(Saved(self._assignment.number, step, str(path)))
+        self.barrier()
+        self._checkpoint = Checkpoint(path)
+
+
+def load_function(place: str) -> Callable[..., Any]:
+    """The function at `path/to/file.py:name` or `package.module:name`.
+
+    Raises:
+        ValueError: There is no such module or function.
+    """
+    try:
+        function = places.load(place)
+    except ValueError as error:
+        raise ValueError(f"trainable: {error}") from error
+    if not callable(function):
+        raise ValueError(f"trainable: {place} is not a function")
+    return function  # type: ignore[no-any-return]
+
+
+def call(function: Callable[..., Any], config: dict[str, Any]) -> None:
+    """Call a train function with its config, or without when it takes none, as Ray Train does."""
+    if inspect.signature(function).parameters:
+        function(config)
+    else:
+        function()

@@ -1,0 +1,190 @@
+"""The workers of a slot as the slot sees them: somebody to send messages to, who may have to be started first.
+
+They are the workers of one TorchTrainer run. With the built-in loops it outlives the trials; with a plain train
+function each trial gets a run of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ray
+import ray.train
+from ray._raylet import PlacementGroupID
+from ray.experimental import internal_kv
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+from tuner.decisions.failures import Cause, cause_of_group_end
+from tuner.execution.channel import Endpoint, Hello, Quit
+from tuner.study_file.variables import receive
+
+if TYPE_CHECKING:
+    from tuner.execution.trainer import TrainerThread
+
+# How long workers that were told to let go or to end may take before they are killed.
+PATIENCE_S = 20.0
+
+
+@dataclass(frozen=True)
+class SlotSettings:
+    """What a slot needs to know, the same for all its trials.
+
+    Attributes:
+        trainable: "ddp", "fsdp", or the place of a plain Ray Train function, `package.module:function`.
+        num_workers: Ray Train workers a trial.
+        gpus_per_worker: GPUs of each; 0 for none.
+        cpus_per_worker: CPUs of each.
+        scratch_dir: Ray Train's own folder.
+        cache_dir: Tokenised data.
+        max_failures: Fresh attempts a trial gets after a failure.
+        can_autoscale: Whether the cluster may grow when it is asked to.
+        stop_key: Name in the cluster's key-value store whose presence asks all trials to save and stop.
+        secrets_key: Name there of the study's secrets; empty when there are none, or workers inherit them.
+    """
+
+    trainable: str
+    num_workers: int
+    gpus_per_worker: float
+    cpus_per_worker: float
+    scratch_dir: str
+    cache_dir: str
+    max_failures: int
+    can_autoscale: bool
+    stop_key: str
+    secrets_key: str = ""
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether workers outlive a trial: with the built-in loops they do, with a plain function they do not."""
+        return ":" not in self.trainable
+
+
+class WorkerGroup:
+    """Starts the workers, talks to their rank 0, and ends them."""
+
+    def __init__(self, settings: SlotSettings) -> None:
+        self._settings = settings
+        self._endpoint = Endpoint(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        self._trainer: TrainerThread | None = None
+        self._hello: Hello | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether rank 0 has said hello."""
+        return self._hello is not None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the workers are there or on their way."""
+        return self._trainer is not None and self._trainer.is_alive
+
+    def make_ready(self) -> None:
+        """See that there are workers for the next trial, warm ones where they can be."""
+        if not self._settings.is_warm or not self.is_alive:
+            self.end()
+        if self._trainer is None:
+            self._trainer = self._start()
+
+    def send(self, message: Any) -> None:
+        """Tell rank 0; nothing happens when it is not there."""
+        self._endpoint.send(message)
+
+    def receive(self, timeout_s: float) -> Any | None:
+        """What rank 0 says; None when it says nothing or is not there."""
+        try:
+            message = self._endpoint.receive(timeout_s)
+        except ConnectionError:
+            self._hello = None
+            return None
+        if isinstance(message, Hello):
+            self._hello = message
+            return None
+        return message
+
+    def end(self) -> None:
+        """Have the workers end, and with them what they hold of the cluster; those that hang are killed."""
+        if self._trainer is None:
+            return
+        self._wait_for_end()
+        if self._hello is not None and self._trainer.is_alive:
+            ray.kill(self._hello.actor)
+            self._trainer.join(PATIENCE_S)
+        self._trainer = self._hello = None
+        self._endpoint.hang_up()
+
+    def close(self) -> None:
+        """End the workers and stop listening."""
+        self.end()
+        self._endpoint.close()
+
+    @property
+    def cause_of_end(self) -> Cause:
+        """Why the workers ended by themselves."""
+        return cause_of_group_end(None if self._trainer is None else self._trainer.error)
+
+    def note_placement_group(self, number: int) -> None:
+        """Leave word in the cluster of what the workers of a trial hold, in case this slot is lost."""
+        if self._hello is not None:
+            key, held = f"{self._settings.stop_key}:{number}", self._hello.placement_group
+            internal_kv._internal_kv_put(key.encode(), held.encode(), overwrite=True)
+
+    def _wait_for_end(self) -> None:
+        # Workers that are still on their way can only be told to quit once they are there.
+        assert self._trainer is not None
+        deadline, told = time.monotonic() + PATIENCE_S, None
+        while self._trainer.is_alive and time.monotonic() < deadline:
+            if self._hello is not None and told is not self._hello:
+                told = self._hello
+                self.send(Quit())
+            if self.receive(0.1) is None:
+                self._trainer.join(0.05)
+
+    def _start(self) -> TrainerThread:
+        # Imported here, since it brings Ray Data along, which the driver has no use for.
+        from tuner.execution.trainer import TrainerThread
+
+        known = self._settings
+        resources = {"CPU": known.cpus_per_worker}
+        if known.gpus_per_worker:
+            resources["GPU"] = known.gpus_per_worker
+        return TrainerThread(
+            _serve if known.is_warm else _serve_function,
+            {
+                "address": self._endpoint.address,
+                "trainable": known.trainable,
+                "cache_dir": known.cache_dir,
+                "secrets_key": known.secrets_key,
+            },
+            ray.train.ScalingConfig(
+                num_workers=known.num_workers,
+                use_gpu=bool(known.gpus_per_worker),
+                resources_per_worker=resources,
+            ),
+            known.scratch_dir,
+            can_autoscale=known.can_autoscale,
+            has_controller_actor=not known.is_warm,
+        )
+
+
+def _serve(service: dict[str, Any]) -> None:
+    receive(service.pop("secrets_key"))
+    # Imported in the worker: the slot's own process never needs the models.
+    from tuner.execution.worker import serve
+
+    serve(service)
+
+
+def _serve_function(service: dict[str, Any]) -> None:
+    receive(service.pop("secrets_key"))
+    from tuner.execution.train_function import serve
+
+    serve(service)
+
+
+def free_placement_group(prefix: str, number: int) -> None:
+    """Give back what the workers of a lost slot's trial hold, else its successor would wait for it for ever."""
+    noted = internal_kv._internal_kv_get(f"{prefix}:{number}".encode())
+    if noted:
+        remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(noted.decode()))))

@@ -1,0 +1,1 @@
+"""What a study is: its folder and the record in it."""

@@ -1,0 +1,104 @@
+"""Which checkpoints of a study stay: those of its best trials and of every trial that may go on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from trainables.checkpoint_dir import is_complete, step_dir
+from tuner.execution.channel import Saved
+from tuner.planning.space import checkpoint_bytes, free_bytes, gigabytes
+from tuner.record.record import TrialRecord, ranked, value_step
+from tuner.record.study import Study
+
+
+class Checkpoints:
+    """The checkpoint folders of a study's trials; what may go is deleted beside the search, not in its way."""
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+        self._root = study.dir.resolve() / "checkpoints"
+        self._size = 0
+        self._deleter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-deleter")
+        for condemned in self._root.glob(".*.deleted"):
+            # A kill fell into its deletion.
+            self._delete(condemned)
+
+    def directory(self, number: int) -> Path:
+        """The folder of a trial's checkpoints."""
+        return self._root / str(number)
+
+    def note_saved(self, number: int, saved: Sequence[Saved]) -> None:
+        """Record the newest checkpoint of a trial, relative to the study so that the study can be moved."""
+        if saved:
+            newest = Path(saved[-1].path)
+            self._note(number, newest)
+            self._size = checkpoint_bytes(self.directory(number) / newest.name) or self._size
+
+    def make_room(self, num_slots: int) -> str:
+        """Delete what can be spared when the next checkpoint of each slot may not fit any more.
+
+        Returns:
+            A warning, or nothing while all is well.
+        """
+        needed, free = num_slots * self._size, free_bytes(self._study.dir)
+        if needed <= free:
+            return ""
+        spared = self._keep(1)
+        gone = f"; deleted those of trial {', '.join(map(str, spared))}, which are not the best" if spared else ""
+        return (
+            f"the disk is filling up: the next checkpoints need {gigabytes(needed)}, {self._study.dir} has "
+            f"{gigabytes(free)} left{gone}"
+        )
+
+    def settle(self, number: int, state: str) -> None:
+        """A trial is about to end: point at the checkpoint of its value, or delete what a stopped one left."""
+        if state != "COMPLETE":
+            self._forget(number)
+            return
+        reports = self._study.trial(number).reports
+        if self._study.spec.objective.scope == "best" and reports:
+            best = step_dir(self.directory(number), value_step(reports, self._study.spec.objective))
+            if is_complete(best):
+                self._note(number, best)
+
+    def keep_best(self) -> None:
+        """Delete the checkpoints of complete trials beyond the best `checkpoint.keep_best_trials`."""
+        self._keep(max(1, self._study.spec.checkpoint.keep_best_trials))
+
+    def _keep(self, num: int) -> list[int]:
+        """Delete those beyond the best so many; returns whose they were."""
+        complete = [record for record in self._study.trials() if record.state == "COMPLETE"]
+        # One whose checkpoint is gone or damaged takes nobody's place.
+        usable = [record for record in ranked(complete, self._study.spec.objective) if _has_checkpoint(record)]
+        for record in usable[num:]:
+            self._forget(record.number)
+        return [record.number for record in usable[num:]]
+
+    def close(self) -> None:
+        """Wait for the deletions under way."""
+        self._deleter.shutdown(wait=True)
+
+    def _note(self, number: int, path: Path) -> None:
+        # Workers may reach the study by another path than this process; the tail is the same on both.
+        relative = Path("checkpoints", self.directory(number).name, path.name)
+        self._study.note(number, checkpoint=relative.as_posix())
+
+    def _forget(self, number: int) -> None:
+        directory = self.directory(number)
+        condemned = directory.with_name(f".{number}.deleted")
+        try:
+            # Renamed first: what is being deleted is no checkpoint any more, and the number may be used again.
+            directory.rename(condemned)
+        except OSError:
+            return
+        self._delete(condemned)
+
+    def _delete(self, path: Path) -> None:
+        self._deleter.submit(shutil.rmtree, path, ignore_errors=True)
+
+
+def _has_checkpoint(record: TrialRecord) -> bool:
+    return record.checkpoint is not None and is_complete(Path(record.checkpoint))

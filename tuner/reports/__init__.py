@@ -1,0 +1,1 @@
+"""What a study says in the end: pages, plots, verdicts, confirmations."""

@@ -1,0 +1,1 @@
+"""The study file: from its text to a checked StudySpec."""

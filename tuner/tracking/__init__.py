@@ -1,0 +1,1 @@
+"""MLflow: a view of a study for people."""
