@@ -20,8 +20,14 @@ install: .venv/.installed  ## make .venv with the versions of constraints.txt
 quickstart: install  ## a small search on this machine, in a few minutes
 	$(BIN)/tune run search_spaces/quickstart.yaml
 
+# Those that need Ray wait for processes most of the time: the others run beside them.
 test: install  ## the tests that need no GPU and take no minutes
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow and not gpu' $(PYTEST_ARGS)
+	@log=$$(mktemp); \
+	$(BIN)/python -m pytest -m 'ray and not slow and not gpu' $(PYTEST_ARGS) > $$log 2>&1 & with_ray=$$!; \
+	$(BIN)/python -m pytest -m 'not ray and not slow and not gpu' $(PYTEST_ARGS); without=$$?; \
+	wait $$with_ray; with=$$?; cat $$log; rm $$log; \
+	test $$without = 0 || echo 'tests without Ray failed, see above'; \
+	test $$without = 0 -a $$with = 0
 
 test-all: install  ## every test that this machine can run
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -24,19 +24,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 Tune = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-# Before xdist's own, which reads the groups.
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run side by side, all that need Ray run in one process, first; skip those that need a GPU."""
-    # One Ray at a time, and the fixtures of a module are made once.
-    for item in items:
-        group = "ray" if item.get_closest_marker("ray") else item.path.stem
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
-    _skip_without_gpu(items)
-
-
-def _skip_without_gpu(items: list[pytest.Item]) -> None:
+    """Skip the tests marked gpu where there is none."""
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:
         return
