@@ -37,6 +37,7 @@ def optimizers(**more: Parameter) -> SearchSpace:
         (Float(low=1e-3, high=0.1, log=True, step=1e-3), "step", "cannot be combined with log: true"),
         (Int(low=1, high=8, log=True, step=2), "step", "cannot be combined with log: true"),
         (Float(low=0.0, high=0.1, step=0.0), "step", "must be a finite number > 0, got 0.0"),
+        (Float(low=0.0, high=1.0, step=1e-300), "step", "makes more values between 0.0 and 1.0 than there are floats"),
         (Int(low=0, high=10, step=-1), "step", "must be a finite number > 0, got -1"),
         (Float(low=0.0, high=0.2, step=0.15), "high", "got 0.2; nearest legal: 0.15 or 0.3"),
         (Float(low=0.0, high=0.1, step=0.3), "high", "got 0.1; nearest legal: 0.3"),

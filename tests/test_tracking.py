@@ -338,6 +338,17 @@ def test_a_damaged_identity_or_pending_file_finds_the_same_runs(tmp_path: Path) 
     assert any("unreadable" in text for text in again.warnings)
 
 
+def test_the_password_of_a_database_stays_out_of_the_artifacts(tmp_path: Path) -> None:
+    url = "postgresql://user:secret@host/name"
+    spec = make_spec()
+    session = Session(tmp_path, spec.model_copy(update={"search": spec.search.model_copy(update={"storage": url})}))
+    (session.dir / "study.yaml").write_text(f"search: {{storage: {url}}}\n")
+    session.tracker.start_study({})
+    assert session.tracker.close(20)
+    kept = Path(session.client.download_artifacts(session.parent().info.run_id, "study.yaml", str(tmp_path)))
+    assert kept.read_text() == "search: {storage: postgresql://user:***@host/name}\n"
+
+
 def test_a_new_study_under_an_old_name_gets_runs_of_its_own(tmp_path: Path) -> None:
     for _ in range(2):
         session = Session(tmp_path)
@@ -561,6 +572,7 @@ def test_a_file_store_that_mlflow_was_told_to_allow_is_used(tmp_path: Path, monk
         ("ftp://host/x", "unknown kind of store"),
         ("postgresql+nodriver://u:secret@h/db", r"\*\*\*@h/db needs the Python package nodriver"),
         ("sqlite:////dev/null/none/mlflow.db", "cannot be written"),
+        ("http://[", "is not a URL"),
     ],
 )
 def test_a_store_that_can_never_work_is_refused(tmp_path: Path, uri: str, message: str) -> None:

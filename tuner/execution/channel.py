@@ -10,10 +10,14 @@ import contextlib
 import secrets
 import threading
 from dataclasses import dataclass, field
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from typing import Any
 
 from tuner.decisions.failures import Cause
+
+# Between two looks for a caller after one that could not be answered.
+RETRY_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -197,10 +201,11 @@ class Endpoint:
     """The slot's end: listens for whichever worker group is alive now, the newest connection counts."""
 
     def __init__(self, host: str) -> None:
-        secret = secrets.token_bytes(32)
-        self._listener = Listener((host, 0), authkey=secret)
-        self.address = Address(host, self._listener.address[1], secret)
+        self._secret = secrets.token_bytes(32)
+        self._listener = Listener((host, 0))
+        self.address = Address(host, self._listener.address[1], self._secret)
         self._connection: Connection[Any, Any] | None = None
+        self._closed = threading.Event()
         self._connected = threading.Event()
         threading.Thread(target=self._accept, daemon=True, name="slot-endpoint").start()
 
@@ -227,6 +232,7 @@ class Endpoint:
 
     def close(self) -> None:
         """Stop listening and hang up."""
+        self._closed.set()
         self.hang_up()
         self._listener.close()
 
@@ -238,16 +244,25 @@ class Endpoint:
             connection.close()
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
-                connection = self._listener.accept()
+                caller = self._listener.accept()
             except OSError:
-                return
-            except Exception:  # a stranger who does not know the secret; the next caller may
+                self._closed.wait(RETRY_S)
                 continue
-            self.hang_up()
-            self._connection = connection
-            self._connected.set()
+            # A stranger may say nothing for ever: it must not keep the next caller waiting.
+            threading.Thread(target=self._admit, args=(caller,), daemon=True, name="slot-caller").start()
+
+    def _admit(self, caller: Connection[Any, Any]) -> None:
+        try:
+            deliver_challenge(caller, self._secret)
+            answer_challenge(caller, self._secret)
+        except (OSError, EOFError, AuthenticationError):
+            caller.close()
+            return
+        self.hang_up()
+        self._connection = caller
+        self._connected.set()
 
 
 def hello() -> Hello:

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import ray
@@ -85,7 +86,8 @@ def _start_local() -> None:
     os.environ[LOCAL] = "1"
     os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112 - they serve tasks; a search has only actors
     os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"  # nobody preempts a node of one's own machine
-    _init(address="local", include_dashboard=False)
+    with _own_process_groups():
+        _init(address="local", include_dashboard=False)
 
 
 def _join(address: str, env: Mapping[str, str]) -> None:
@@ -100,6 +102,17 @@ def _join(address: str, env: Mapping[str, str]) -> None:
     # It would win over what was asked for.
     os.environ.pop("RAY_ADDRESS", None)
     _init(address=address, runtime_env={"env_vars": {**ENVIRONMENT, "PYTHONPATH": python_path(), **env}})
+
+
+@contextmanager
+def _own_process_groups() -> Iterator[None]:
+    """What signals this process's whole group, as batch systems do, leaves Ray up for the trials to save."""
+    popen = ray._private.services.ConsolePopen
+    ray._private.services.ConsolePopen = partial(popen, process_group=0)
+    try:
+        yield
+    finally:
+        ray._private.services.ConsolePopen = popen
 
 
 @contextmanager

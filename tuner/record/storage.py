@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     import optuna
     from optuna.storages import BaseStorage
 
-    from tuner.study_file.spec import StudySpec
+    from tuner.study_file.database_url import without_password
+from tuner.study_file.spec import StudySpec
 
 JOURNAL = "optuna.journal"
 # A file with a token that is there until the database knows the study; as long it has no trials.
@@ -134,7 +135,7 @@ def record(spec: StudySpec, study_dir: Path) -> None:
 
 def _name_is_taken(spec: StudySpec) -> StudyExistsError:
     return StudyExistsError(
-        f"the database {spec.search.storage} holds a study {spec.study!r} already",
+        f"the database {_shown(spec.search.storage or '')} holds a study {spec.study!r} already",
         f"Choose another name: --name {spec.study}-2",
     )
 
@@ -147,8 +148,13 @@ def _open_database(url: str) -> BaseStorage:
     except Exception as error:  # SQLAlchemy, the driver and the server each raise their own kinds
         summary = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise StudyDamagedError(
-            f"search.storage: cannot open {url}: {summary}", "Check the URL and that the server is up."
+            f"search.storage: cannot open {_shown(url)}: {_shown(summary, url)}",
+            "Check the URL and that the server is up.",
         ) from error
+
+
+def _shown(text: str, url: str | None = None) -> str:
+    return without_password(text, url or text)
 
 
 def _see_journal(study_dir: Path) -> Path:

@@ -11,6 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tuner.study_file.wording import did_you_mean, yaml
 
+# A float counts no further.
+MAX_STEPS = 2.0**53
+
 Scalar: TypeAlias = bool | int | float | str | None
 Condition: TypeAlias = dict[str, Scalar | list[Scalar]]
 Fault: TypeAlias = tuple[str, str]
@@ -222,6 +225,8 @@ def _range_faults(low: float, high: float, log: bool, step: float | None, lowest
         faults.append(("step", "cannot be combined with log: true; remove one of the two"))
     elif not math.isfinite(step) or step <= 0:
         faults.append(("step", f"must be a finite number > 0, got {step!r}"))
+    elif (high - low) / step > MAX_STEPS:
+        faults.append(("step", f"makes more values between {low!r} and {high!r} than there are floats, got {step!r}"))
     elif low < high:
         faults += _step_faults(low, high, step)
     return faults

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.planning.plan import rungs
+from tuner.study_file import database_url
 from tuner.study_file.search_space import SearchSpace
 from tuner.study_file.sections import Checkpoint, Scaling, Scheduler, Search
 from tuner.study_file.wording import KeyPath, did_you_mean
@@ -79,7 +80,9 @@ def rung_faults(
 
 
 def search_faults(search: Search, space: SearchSpace) -> Iterator[Fault]:
-    """The sampler and the initial configurations against the space."""
+    """The storage; the sampler and the initial configurations against the space."""
+    if search.storage is not None and (problem := database_url.fault(search.storage)):
+        yield ("search", "storage"), problem
     if search.sampler == "grid":
         for name in space.endless():
             message = "sampler grid needs a list of values, and a float without step has none"

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.study_file.database_url import without_password
 from tuner.tracking import values, views
 from tuner.tracking.client import is_refusal, open_client
 from tuner.tracking.lookup import Batch, FoundRuns, TrackedRun, folder_tag, note_identity
@@ -98,10 +99,15 @@ class StudyRuns:
         self._reopen(run)
         run.batch.tags.update(self._study_tags("study") | self._environment | values.tags(event["tags"]))
         for name in ("study.yaml", "spec.json"):
-            self._artifact(run, self._dir / name)
+            self._study_file(run, self._dir / name)
         for ended in event["ended"]:
             self._settle(ended)
         self._tolerate(self._share_view)
+
+    def _study_file(self, run: TrackedRun, path: Path) -> None:
+        if path.exists():
+            text = path.read_text(encoding="utf-8", errors="replace")
+            self._artifact(run, path.name, partial(without_password, text, self._spec.search.storage))
 
     def _share_view(self) -> None:
         key = f"{views.SHARED_VIEW}{self._study_id}"

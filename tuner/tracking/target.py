@@ -230,7 +230,10 @@ def _check_server(target: Target) -> list[str]:
     by_id = ("get", {"experiment_id": target.experiment_id})
     method, query = by_id if target.experiment_id else ("get-by-name", {"experiment_name": target.experiment})
     url = f"{target.uri.rstrip('/')}/api/2.0/mlflow/experiments/{method}?{urllib.parse.urlencode(query)}"
-    request = urllib.request.Request(url, headers=_credentials())
+    try:
+        request = urllib.request.Request(url, headers=_credentials())
+    except ValueError as error:
+        raise TrackingError(f"mlflow: {target.shown} is not a URL: {error}", "Correct mlflow.tracking_uri.") from error
     try:
         with urllib.request.urlopen(request, timeout=SERVER_TIMEOUT_S) as answer:
             found = json.loads(answer.read())["experiment"]
