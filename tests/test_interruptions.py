@@ -32,6 +32,7 @@ class Tune:
         self.folder = folder
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tuner", *arguments],
+            process_group=0,
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TUNE_TEST_STUDY": str(folder)},
             stdout=subprocess.PIPE,

@@ -107,12 +107,13 @@ def _join(address: str, env: Mapping[str, str]) -> None:
 @contextmanager
 def _own_process_groups() -> Iterator[None]:
     """What signals this process's whole group, as batch systems do, leaves Ray up for the trials to save."""
-    popen = ray._private.services.ConsolePopen
-    ray._private.services.ConsolePopen = partial(popen, process_group=0)
+    services: Any = ray._private.services
+    popen = services.ConsolePopen
+    services.ConsolePopen = partial(popen, process_group=0)
     try:
         yield
     finally:
-        ray._private.services.ConsolePopen = popen
+        services.ConsolePopen = popen
 
 
 @contextmanager
