@@ -78,6 +78,14 @@ def test_a_study_resumed_half_way_proposes_what_the_uninterrupted_one_would(tmp_
     assert search(reopened, 16) == whole
 
 
+def test_qmc_draws_what_its_sequence_leaves_out_anew_for_every_trial(tmp_path: Path) -> None:
+    """The sequence has the parameters of the first trial; a condition kept this one out of it."""
+    study = new_study(tmp_path, "drawn", train={"optimizer": "sgd"}, search={"sampler": "qmc", "num_trials": 12})
+    values = [params["beta2"] for params in search(study, 12) if "beta2" in params]
+    assert len(values) > 2
+    assert len(set(values)) == len(values)
+
+
 def test_the_default_trial_comes_first_then_the_initial_points(tmp_path: Path) -> None:
     initial = [{"learning_rate": 0.02, "optimizer": "sgd", "batch_size": 8}]
     study = new_study(tmp_path, "initial", search={"num_trials": 5, "initial": initial})

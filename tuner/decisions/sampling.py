@@ -206,8 +206,9 @@ def make_sampler(spec: StudySpec, number: int, attempt: int = 0) -> BaseSampler:
         case "cmaes":
             return optuna.samplers.CmaEsSampler(seed=seed)
         case "qmc":
-            # One sequence for the whole study: it is its position that moves on.
-            return optuna.samplers.QMCSampler(seed=spec.search.seed, scramble=True)
+            # One sequence for the whole study: it is its position that moves on. The rest is drawn anew each time.
+            chance = optuna.samplers.RandomSampler(seed=seed)
+            return optuna.samplers.QMCSampler(seed=spec.search.seed, scramble=True, independent_sampler=chance)
         case _:
             return optuna.samplers.RandomSampler(seed=seed)
 
