@@ -52,6 +52,12 @@ def reports(assignment: Assignment) -> Iterator[Heard]:
         yield Heard(number, (), (), Ended(number, "completed"))
 
 
+def heard(number: int, step: int, value: Any) -> Heard:
+    """A single report."""
+    report = Reported(number, step, {"step": float(step), "eval_loss": value}, (), 0.1, waits=True)
+    return Heard(number, (report,), (), None)
+
+
 def drive(study: Study, num_calls: float = math.inf, observer: Recorder | None = None) -> bool:
     """Run a study through one slot; returns False when it is killed after so many calls."""
     controller = open_controller(study, observer=observer)
@@ -126,6 +132,27 @@ def test_a_verdict_that_was_not_recorded_is_given_again(tmp_path: Path) -> None:
     assert table(again) == table(study)
     assert recorder.ended[0].number == pruned.number
     assert pruned.number not in dict(recorder.started)
+
+
+@pytest.mark.parametrize("scheduler", ["asha", "median"])
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_a_diverged_trial_is_the_worst_to_the_scheduler_also_after_a_kill(
+    tmp_path: Path, scheduler: str, is_reported: bool
+) -> None:
+    study = new_study(
+        tmp_path, search={"num_trials": 9}, scheduler={"type": scheduler, "grace_period": 4, "min_samples": 3}
+    )
+    controller = open_controller(study, num_slots=9)
+    for number in range(7):
+        controller.next_assignment(str(number))
+    for number in range(1, 4):
+        ended = Heard(number, (), (), Ended(number, "diverged", 2))
+        assert not controller.hear(str(number), heard(number, 2, math.nan) if is_reported else ended)
+    for number, value in ((4, 1.0), (5, 2.0)):
+        # Second of five arrivals, and one place; with the median, better than three of the four others.
+        assert controller.hear(str(number), heard(number, 4, value)) == (number == 4 or scheduler == "median")
+    for each in (controller, open_controller(study)):
+        assert each._rule.keeps(7, 4, 1.5), "second of six"
 
 
 def test_trials_left_running_are_handed_out_before_new_ones(tmp_path: Path) -> None:

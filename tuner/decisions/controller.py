@@ -90,8 +90,14 @@ class StudyController:
         """Rebuild the rule from the record, and queue what was left running to go on before anything new."""
         records = self.study.trials()
         for record in records:
-            judged = {step: value for step, value in record.reports.items() if step <= record.judged_step}
-            self._rule.replay(record.number, {step: self._sign * value for step, value in judged.items()})
+            judged = {
+                step: self._sign * value
+                for step, value in record.reports.items()
+                if step <= record.judged_step and math.isfinite(value)
+            }
+            self._rule.replay(record.number, judged)
+            if record.state == "FAILED" and (record.reason or "").startswith("diverged"):
+                self._rule.diverged(record.number)
         for record in records:
             if record.state == "RUNNING" and all(
                 self._judge(record.number, step, value)
@@ -265,15 +271,19 @@ class StudyController:
 
     def _judge(self, number: int, step: int, value: float) -> bool:
         """Whether a trial goes on after this report; ends it when it does not. Known after a kill either way."""
-        keeps = self._rule.keeps(number, step, self._sign * value) or number == self._default
         if not math.isfinite(value):
-            return self._finish(number, "FAILED", f"diverged at step {step}")
+            return self._diverged(number, step)
+        keeps = self._rule.keeps(number, step, self._sign * value) or number == self._default
         if not keeps and step < self.spec.max_t:
             return self._finish(number, "PRUNED", f"{self.spec.scheduler.type} stopped it at step {step}")
         steps = self._rule.decision_steps(number)
         if steps is None or step in steps:
             self.study.note(number, judged_step=step)
         return True
+
+    def _diverged(self, number: int, step: int) -> bool:
+        self._rule.diverged(number)
+        return self._finish(number, "FAILED", f"diverged at step {step}")
 
     def _objective(self, report: Reported) -> float:
         metric = self.spec.objective.metric
@@ -301,7 +311,7 @@ class StudyController:
         if ended.outcome == "completed" and running.reported_step > 0:
             return self._finish(number, "COMPLETE")
         if ended.outcome == "diverged":
-            return self._finish(number, "FAILED", f"diverged at step {ended.step}")
+            return self._diverged(number, ended.step)
         cause = ended.cause or Cause(Failure.ERROR, "it ended without a report")
         self.study.write_log(number, cause.detail)
         self._finish(number, "FAILED", cause.reason)
