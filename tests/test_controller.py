@@ -134,6 +134,17 @@ def test_a_verdict_that_was_not_recorded_is_given_again(tmp_path: Path) -> None:
     assert pruned.number not in dict(recorder.started)
 
 
+def test_a_rung_that_was_passed_between_two_reports_is_not_judged_again(tmp_path: Path) -> None:
+    study = new_study(tmp_path, scheduler={"grace_period": 4})
+    controller = open_controller(study, num_slots=3)
+    for number in range(3):
+        controller.next_assignment(str(number))
+    for number, step, value in ((1, 5, 3.0), (1, 6, 3.0), (2, 4, 2.0)):
+        assert controller.hear(str(number), heard(number, step, value))
+    open_controller(study)
+    assert [trial.state for trial in study.trials()] == ["RUNNING"] * 3
+
+
 @pytest.mark.parametrize("scheduler", ["asha", "median"])
 @pytest.mark.parametrize("is_reported", [True, False])
 def test_a_diverged_trial_is_the_worst_to_the_scheduler_also_after_a_kill(

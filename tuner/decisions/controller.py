@@ -82,6 +82,7 @@ class StudyController:
         self._default = study.default_trial
         self._is_space_exhausted = False
         self._losses: Counter[int] = Counter()
+        self._judged: dict[int, int] = {}
         self._warned: set[str] = set()
         self._last_failures: deque[str] = deque(maxlen=MAX_IDENTICAL_FAILURES)
         self._settle()
@@ -90,6 +91,7 @@ class StudyController:
         """Rebuild the rule from the record, and queue what was left running to go on before anything new."""
         records = self.study.trials()
         for record in records:
+            self._judged[record.number] = record.judged_step
             judged = {
                 step: self._sign * value
                 for step, value in record.reports.items()
@@ -277,7 +279,9 @@ class StudyController:
         if not keeps and step < self.spec.max_t:
             return self._finish(number, "PRUNED", f"{self.spec.scheduler.type} stopped it at step {step}")
         steps = self._rule.decision_steps(number)
-        if steps is None or step in steps:
+        # A loop of the user's own may pass a rung between two reports.
+        if steps is None or any(self._judged.get(number, 0) < level <= step for level in steps):
+            self._judged[number] = step
             self.study.note(number, judged_step=step)
         return True
 
