@@ -166,6 +166,16 @@ def test_a_diverged_trial_is_the_worst_to_the_scheduler_also_after_a_kill(
         assert each._rule.keeps(7, 4, 1.5), "second of six"
 
 
+@pytest.mark.parametrize("value", [None, "abc", [1.0, 2.0]])
+def test_a_metric_that_is_no_number_ends_the_study_and_is_shown(tmp_path: Path, value: Any) -> None:
+    controller = open_controller(new_study(tmp_path))
+    controller.next_assignment("a")
+    assert not controller.hear("a", heard(0, 1, value))
+    assert isinstance(controller.failure, StudyAbortedError)
+    assert controller.failure.message == f"metric 'eval_loss' of trial 0 is {value!r}, not a number"
+    controller.study.close()
+
+
 def test_trials_left_running_are_handed_out_before_new_ones(tmp_path: Path) -> None:
     study = new_study(tmp_path, search={"num_trials": 4}, scheduler={"type": "none"})
     drive(study, num_calls=4)

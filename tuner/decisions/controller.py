@@ -299,7 +299,14 @@ class StudyController:
                 "Every report needs `step` (optimizer steps done) and objective.metric. Change the trainable or set "
                 f"objective.metric to one of these, then start again: --name {self.spec.study}-2",
             )
-        return float(report.metrics[metric])
+        value: object = report.metrics[metric]
+        try:
+            return float(report.metrics[metric])
+        except (TypeError, ValueError):
+            raise StudyAbortedError(
+                f"metric {metric!r} of trial {report.number} is {value!r}, not a number",
+                f"Report objective.metric as one number, then start again: --name {self.spec.study}-2",
+            ) from None
 
     def _take_end(self, running: _Running, ended: Ended) -> bool:
         number = running.number
