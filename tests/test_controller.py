@@ -52,6 +52,12 @@ def reports(assignment: Assignment) -> Iterator[Heard]:
         yield Heard(number, (), (), Ended(number, "completed"))
 
 
+def heard(number: int, step: int, value: Any) -> Heard:
+    """A single report."""
+    report = Reported(number, step, {"step": float(step), "eval_loss": value}, (), 0.1, waits=True)
+    return Heard(number, (report,), (), None)
+
+
 def drive(study: Study, num_calls: float = math.inf, observer: Recorder | None = None) -> bool:
     """Run a study through one slot; returns False when it is killed after so many calls."""
     controller = open_controller(study, observer=observer)
@@ -126,6 +132,48 @@ def test_a_verdict_that_was_not_recorded_is_given_again(tmp_path: Path) -> None:
     assert table(again) == table(study)
     assert recorder.ended[0].number == pruned.number
     assert pruned.number not in dict(recorder.started)
+
+
+def test_a_rung_that_was_passed_between_two_reports_is_not_judged_again(tmp_path: Path) -> None:
+    study = new_study(tmp_path, scheduler={"grace_period": 4})
+    controller = open_controller(study, num_slots=3)
+    for number in range(3):
+        controller.next_assignment(str(number))
+    for number, step, value in ((1, 5, 3.0), (1, 6, 3.0), (2, 4, 2.0)):
+        assert controller.hear(str(number), heard(number, step, value))
+    open_controller(study)
+    assert [trial.state for trial in study.trials()] == ["RUNNING"] * 3
+
+
+@pytest.mark.parametrize("scheduler", ["asha", "median"])
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_a_diverged_trial_is_the_worst_to_the_scheduler_also_after_a_kill(
+    tmp_path: Path, scheduler: str, is_reported: bool
+) -> None:
+    study = new_study(
+        tmp_path, search={"num_trials": 9}, scheduler={"type": scheduler, "grace_period": 4, "min_samples": 3}
+    )
+    controller = open_controller(study, num_slots=9)
+    for number in range(7):
+        controller.next_assignment(str(number))
+    for number in range(1, 4):
+        ended = Heard(number, (), (), Ended(number, "diverged", 2))
+        assert not controller.hear(str(number), heard(number, 2, math.nan) if is_reported else ended)
+    for number, value in ((4, 1.0), (5, 2.0)):
+        # Second of five arrivals, and one place; with the median, better than three of the four others.
+        assert controller.hear(str(number), heard(number, 4, value)) == (number == 4 or scheduler == "median")
+    for each in (controller, open_controller(study)):
+        assert each._rule.keeps(7, 4, 1.5), "second of six"
+
+
+@pytest.mark.parametrize("value", [None, "abc", [1.0, 2.0]])
+def test_a_metric_that_is_no_number_ends_the_study_and_is_shown(tmp_path: Path, value: Any) -> None:
+    controller = open_controller(new_study(tmp_path))
+    controller.next_assignment("a")
+    assert not controller.hear("a", heard(0, 1, value))
+    assert isinstance(controller.failure, StudyAbortedError)
+    assert controller.failure.message == f"metric 'eval_loss' of trial 0 is {value!r}, not a number"
+    controller.study.close()
 
 
 def test_trials_left_running_are_handed_out_before_new_ones(tmp_path: Path) -> None:

@@ -54,6 +54,24 @@ def test_two_nans_do_not_disable_a_rung() -> None:
     assert not rule.keeps(3, 3, 2.0)
 
 
+def test_a_diverged_trial_is_the_worst_at_its_next_rung_and_there_alone() -> None:
+    rule = halving()
+    rule.keeps(0, 3, 1.0)
+    rule.diverged(0)
+    rule.diverged(1)
+    rule.diverged(2)
+    assert rule._rungs == {3: [1.0, math.inf, math.inf], 9: [math.inf]}
+
+
+def test_a_diverged_trial_is_the_worst_to_the_median_from_its_last_report_on() -> None:
+    rule = MedianStopping(grace_period=3, min_samples=2)
+    for number in range(2):
+        rule.keeps(number, 3, 1.0)
+        rule.diverged(number)
+    assert not rule.keeps(2, 3, 2.0)
+    assert rule.keeps(3, 6, 2.0)
+
+
 def test_a_loop_that_skips_rungs_is_judged_at_the_highest_and_counts_in_all() -> None:
     rule = halving()
     assert rule.keeps(0, 9, 1.0)

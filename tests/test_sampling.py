@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.studies import study_spec
-from tuner.decisions.sampling import Proposer
+from tuner.decisions.sampling import Proposal, Proposer, distribution
 from tuner.record.record import TrialRecord
 from tuner.record.study import Study
 
@@ -21,6 +21,10 @@ SPACE = {
 FINITE: dict[str, Any] = {
     "lr_schedule": {"type": "categorical", "choices": ["linear", "cosine", "wsd"]},
     "decay_ratio": {"type": "float", "low": 0.1, "high": 0.3, "step": 0.1, "when": {"lr_schedule": "wsd"}},
+}
+STEPPED: dict[str, Any] = {
+    "weight_decay": {"type": "float", "low": 0.0, "high": 0.2, "step": 0.05},
+    "beta2": {"type": "float", "low": 0.9, "high": 0.99, "step": 0.03, "when": {"weight_decay": [0.05, 0.15]}},
 }
 SAMPLERS = ["tpe", "gp", "cmaes", "qmc", "random"]
 
@@ -78,6 +82,14 @@ def test_a_study_resumed_half_way_proposes_what_the_uninterrupted_one_would(tmp_
     assert search(reopened, 16) == whole
 
 
+def test_qmc_draws_what_its_sequence_leaves_out_anew_for_every_trial(tmp_path: Path) -> None:
+    """The sequence has the parameters of the first trial; a condition kept this one out of it."""
+    study = new_study(tmp_path, "drawn", train={"optimizer": "sgd"}, search={"sampler": "qmc", "num_trials": 12})
+    values = [params["beta2"] for params in search(study, 12) if "beta2" in params]
+    assert len(values) > 2
+    assert len(set(values)) == len(values)
+
+
 def test_the_default_trial_comes_first_then_the_initial_points(tmp_path: Path) -> None:
     initial = [{"learning_rate": 0.02, "optimizer": "sgd", "batch_size": 8}]
     study = new_study(tmp_path, "initial", search={"num_trials": 5, "initial": initial})
@@ -105,6 +117,51 @@ def test_a_grid_runs_every_point_once_and_ends(tmp_path: Path) -> None:
 def test_a_finite_space_is_used_up_and_then_nothing_is_proposed(tmp_path: Path, sampler: str) -> None:
     study = new_study(tmp_path, "small", search_space=FINITE, search={"sampler": sampler, "num_trials": 99})
     assert len(search(study, 99)) == 5
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "cmaes", "qmc", "random"])
+def test_a_space_of_decimal_steps_is_used_up_also_by_a_study_resumed_half_way(tmp_path: Path, sampler: str) -> None:
+    sections: dict[str, Any] = {
+        "search_space": STEPPED,
+        "search": {"sampler": sampler, "num_trials": 99, "initial": [{"weight_decay": 0.15, "beta2": 0.96}]},
+    }
+    study = new_study(tmp_path, "whole", **sections)
+    whole = search(study, 99)
+    assert sorted(map(str, whole)) == sorted(map(str, study.spec.search_space.grid()))
+    half = new_study(tmp_path, "half", **sections)
+    search(half, 6)
+    half.close()
+    assert search(Study.open(tmp_path / "studies", "half", writable=True), 99) == whole
+
+
+def test_a_sample_that_was_taken_up_spares_the_copy_of_the_study(tmp_path: Path) -> None:
+    space = {"weight_decay": {"type": "float", "low": 0.0, "high": 50.0, "step": 0.05}}
+    study = new_study(tmp_path, "steps", search_space=space, search={"sampler": "random", "num_trials": 20})
+    proposer = Proposer(study.spec)
+    search(study, 1, proposer=proposer)
+    copy = proposer._copy
+    search(study, 20, proposer=proposer)
+    proposer.learn(study.frozen_trials())
+    assert proposer._copy is copy
+
+
+def test_what_a_record_has_in_optunas_decimals_is_known(tmp_path: Path) -> None:
+    study = new_study(tmp_path, "old", search_space=STEPPED, search={"sampler": "random", "num_trials": 99})
+    old = {"weight_decay": 0.15000000000000002, "beta2": 0.9600000000000001}
+    study.add_trial(Proposal(old, {name: distribution(study.spec.search_space.parameters[name]) for name in old}))
+    study.finish(0, "PRUNED")
+    params = search(study, 99)
+    assert len(params) == 11
+    assert {"weight_decay": 0.15, "beta2": 0.96} not in params
+
+
+def test_the_last_configurations_are_found_however_unlikely(tmp_path: Path) -> None:
+    space = {"batch_size": {"type": "int", "low": 1, "high": 90, "log": True}}
+    tried = [{"batch_size": size} for size in range(1, 88)]
+    study = new_study(
+        tmp_path, "unlikely", search_space=space, search={"sampler": "random", "num_trials": 99, "initial": tried}
+    )
+    assert len(search(study, 99)) == 90
 
 
 def test_running_trials_are_not_proposed_again(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ class StudyController:
         self._default = study.default_trial
         self._is_space_exhausted = False
         self._losses: Counter[int] = Counter()
+        self._judged: dict[int, int] = {}
         self._warned: set[str] = set()
         self._last_failures: deque[str] = deque(maxlen=MAX_IDENTICAL_FAILURES)
         self._settle()
@@ -90,8 +91,15 @@ class StudyController:
         """Rebuild the rule from the record, and queue what was left running to go on before anything new."""
         records = self.study.trials()
         for record in records:
-            judged = {step: value for step, value in record.reports.items() if step <= record.judged_step}
-            self._rule.replay(record.number, {step: self._sign * value for step, value in judged.items()})
+            self._judged[record.number] = record.judged_step
+            judged = {
+                step: self._sign * value
+                for step, value in record.reports.items()
+                if step <= record.judged_step and math.isfinite(value)
+            }
+            self._rule.replay(record.number, judged)
+            if record.state == "FAILED" and (record.reason or "").startswith("diverged"):
+                self._rule.diverged(record.number)
         for record in records:
             if record.state == "RUNNING" and all(
                 self._judge(record.number, step, value)
@@ -265,15 +273,21 @@ class StudyController:
 
     def _judge(self, number: int, step: int, value: float) -> bool:
         """Whether a trial goes on after this report; ends it when it does not. Known after a kill either way."""
-        keeps = self._rule.keeps(number, step, self._sign * value) or number == self._default
         if not math.isfinite(value):
-            return self._finish(number, "FAILED", f"diverged at step {step}")
+            return self._diverged(number, step)
+        keeps = self._rule.keeps(number, step, self._sign * value) or number == self._default
         if not keeps and step < self.spec.max_t:
             return self._finish(number, "PRUNED", f"{self.spec.scheduler.type} stopped it at step {step}")
         steps = self._rule.decision_steps(number)
-        if steps is None or step in steps:
+        # A loop of the user's own may pass a rung between two reports.
+        if steps is None or any(self._judged.get(number, 0) < level <= step for level in steps):
+            self._judged[number] = step
             self.study.note(number, judged_step=step)
         return True
+
+    def _diverged(self, number: int, step: int) -> bool:
+        self._rule.diverged(number)
+        return self._finish(number, "FAILED", f"diverged at step {step}")
 
     def _objective(self, report: Reported) -> float:
         metric = self.spec.objective.metric
@@ -285,7 +299,14 @@ class StudyController:
                 "Every report needs `step` (optimizer steps done) and objective.metric. Change the trainable or set "
                 f"objective.metric to one of these, then start again: --name {self.spec.study}-2",
             )
-        return float(report.metrics[metric])
+        value: object = report.metrics[metric]
+        try:
+            return float(report.metrics[metric])
+        except (TypeError, ValueError):
+            raise StudyAbortedError(
+                f"metric {metric!r} of trial {report.number} is {value!r}, not a number",
+                f"Report objective.metric as one number, then start again: --name {self.spec.study}-2",
+            ) from None
 
     def _take_end(self, running: _Running, ended: Ended) -> bool:
         number = running.number
@@ -301,7 +322,7 @@ class StudyController:
         if ended.outcome == "completed" and running.reported_step > 0:
             return self._finish(number, "COMPLETE")
         if ended.outcome == "diverged":
-            return self._finish(number, "FAILED", f"diverged at step {ended.step}")
+            return self._diverged(number, ended.step)
         cause = ended.cause or Cause(Failure.ERROR, "it ended without a report")
         self.study.write_log(number, cause.detail)
         self._finish(number, "FAILED", cause.reason)

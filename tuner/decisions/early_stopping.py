@@ -35,6 +35,10 @@ class StoppingRule(ABC):
             Whether the trial goes on.
         """
 
+    @abstractmethod
+    def diverged(self, number: int) -> None:
+        """Take in that a trial diverged after its last report: the worst there is where it would be judged next."""
+
     def decision_steps(self, number: int) -> Sequence[int] | None:
         """Steps at which this trial can be stopped; None when it can be at any report."""
         return None
@@ -50,6 +54,9 @@ class NeverStop(StoppingRule):
 
     def keeps(self, number: int, step: int, value: float) -> bool:
         return True
+
+    def diverged(self, number: int) -> None:
+        return
 
     def decision_steps(self, number: int) -> Sequence[int]:
         return ()
@@ -79,6 +86,11 @@ class SuccessiveHalving(StoppingRule):
             verdict = self._enter(level, value)
             self._passed[number] = level
         return verdict
+
+    def diverged(self, number: int) -> None:
+        following = [level for level in self._levels if level > self._passed.get(number, 0)]
+        if following:
+            self.keeps(number, following[0], math.inf)
 
     def _enter(self, level: int, value: float) -> bool:
         value = value if math.isfinite(value) else math.inf
@@ -115,6 +127,9 @@ class Brackets(StoppingRule):
     def keeps(self, number: int, step: int, value: float) -> bool:
         return self._brackets[self.bracket(number)].keeps(number, step, value)
 
+    def diverged(self, number: int) -> None:
+        self._brackets[self.bracket(number)].diverged(number)
+
 
 class MedianStopping(StoppingRule):
     """Stops a trial whose best value so far is worse than the median of the others' running means at that step.
@@ -140,8 +155,14 @@ class MedianStopping(StoppingRule):
             return math.isfinite(value)
         return min(self._values[number].values()) <= median(others)
 
+    def diverged(self, number: int) -> None:
+        values = self._values.setdefault(number, {})
+        values[max(values, default=0) + 1] = math.inf
+
     def _has_until(self, number: int, step: int) -> bool:
-        return max(self._values[number]) >= step
+        # A trial that diverged stays the worst from there on.
+        values = self._values[number]
+        return max(values) >= step or math.inf in values.values()
 
     def _running_mean(self, number: int, step: int) -> float:
         until = [value for at, value in self._values[number].items() if at <= step]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import random
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,8 +29,10 @@ from optuna.trial import FrozenTrial, TrialState
 from tuner.study_file.search_space import Categorical, Float, Parameter
 from tuner.study_file.spec import StudySpec
 
-# A sampler that is sure of the best point names it again and again; after this many tries chance decides.
+# A sampler that is sure of the best point names it again and again; after this many tries chance decides: among all
+# that is left where there are no more configurations than can be listed, otherwise by so many more tries.
 SAMPLER_TRIES = 5
+MAX_LISTED = 10_000
 MAX_TRIES = 200
 
 
@@ -63,6 +66,7 @@ class Proposer:
     def __init__(self, spec: StudySpec, study_attrs: Mapping[str, Any] | None = None) -> None:
         self._spec = spec
         self._space = spec.search_space
+        self._num_configurations = self._space.num_configurations()
         self._trials: Sequence[FrozenTrial] = ()
         self._known: set[str] = set()
         self._copy = _Copy(spec, study_attrs or {})
@@ -72,7 +76,7 @@ class Proposer:
     def learn(self, trials: Sequence[FrozenTrial]) -> None:
         """Take in the record as it is now; call it before each proposal."""
         for trial in trials[len(self._trials) :]:
-            self._known.add(_key(trial.params))
+            self._known.add(_key(self._space.canonical(trial.params)))
         self._trials = list(trials)
         if not self._copy.follow(trials):
             self._renew_copy()
@@ -86,12 +90,15 @@ class Proposer:
         if self._grid is not None:
             point = next((point for point in self._grid if _key(point) not in self._known), None)
             return None if point is None else self._proposal(point)
-        if self._is_exhausted():
+        count = self._num_configurations
+        if count is None or count > MAX_LISTED:
+            return self._sample(number, MAX_TRIES)
+        if len(self._known) >= count:
             return None
-        return self._sample(number)
+        return self._sample(number, SAMPLER_TRIES) or self._pick(number)
 
-    def _sample(self, number: int) -> Proposal | None:
-        for attempt in range(MAX_TRIES):
+    def _sample(self, number: int, max_tries: int) -> Proposal | None:
+        for attempt in range(max_tries):
             sampler = make_sampler(self._spec, number, attempt)
             params, trial_attrs, study_attrs = self._copy.ask(sampler)
             if _key(params) not in self._known:
@@ -99,13 +106,15 @@ class Proposer:
             self._renew_copy()
         return None
 
+    def _pick(self, number: int) -> Proposal:
+        """Any of the configurations that are left; what the sampler keeps with the study has moved on in its tries."""
+        left = [point for point in self._space.grid() if _key(point) not in self._known]
+        rng = random.Random(_seed(self._spec.search.seed, number, SAMPLER_TRIES))
+        return self._proposal(rng.choice(left), study_attrs=self._copy.study_attrs)
+
     def _renew_copy(self) -> None:
         self._copy = _Copy(self._spec, self._copy.study_attrs)
         self._copy.follow(self._trials)
-
-    def _is_exhausted(self) -> bool:
-        count = self._space.num_configurations()
-        return count is not None and len(self._known) >= count
 
     def _proposal(self, params: dict[str, Any], **rest: Any) -> Proposal:
         distributions = {name: distribution(self._space.parameters[name]) for name in params}
@@ -152,10 +161,19 @@ class _Copy:
         trial = self._study.ask()
         params: dict[str, Any] = {}
         for name in self._space.order():
-            if self._space.parameters[name].is_active(params):
-                params[name] = trial._suggest(name, distribution(self._space.parameters[name]))
+            parameter = self._space.parameters[name]
+            if parameter.is_active(params):
+                params[name] = self._suggest(trial, name, parameter)
         self._asked = self._study._storage.get_trial(trial._trial_id)
         return params, dict(self._asked.system_attrs), self.study_attrs
+
+    def _suggest(self, trial: optuna.Trial, name: str, parameter: Parameter) -> Any:
+        """A value as the record will have it: Optuna's third step of 0.05 is 0.15000000000000002."""
+        drawn_from = distribution(parameter)
+        value = parameter.canonical(trial._suggest(name, drawn_from))
+        internal = drawn_from.to_internal_repr(value)
+        self._study._storage.set_trial_param(trial._trial_id, name, internal, drawn_from)
+        return value
 
     def _add(self, trial: FrozenTrial) -> None:
         copy = optuna.trial.create_trial(
@@ -206,8 +224,9 @@ def make_sampler(spec: StudySpec, number: int, attempt: int = 0) -> BaseSampler:
         case "cmaes":
             return optuna.samplers.CmaEsSampler(seed=seed)
         case "qmc":
-            # One sequence for the whole study: it is its position that moves on.
-            return optuna.samplers.QMCSampler(seed=spec.search.seed, scramble=True)
+            # One sequence for the whole study: it is its position that moves on. The rest is drawn anew each time.
+            chance = optuna.samplers.RandomSampler(seed=seed)
+            return optuna.samplers.QMCSampler(seed=spec.search.seed, scramble=True, independent_sampler=chance)
         case _:
             return optuna.samplers.RandomSampler(seed=seed)
 
