@@ -95,11 +95,13 @@ class TrialSlot(tune.Trainable):
                 self._is_running = False
                 return self._heard(reports, saved, message)
             elif isinstance(message, Reported) and message.step > self._step:
-                # A retried loop passes again what it had reported before its last checkpoint was left behind.
                 self._step, self._is_waiting = message.step, message.waits
                 reports.append(message)
                 if message.waits:
                     return self._heard(reports, saved)
+            elif isinstance(message, Reported) and message.waits:
+                # A retried loop passes again what it had reported before its last checkpoint was left behind.
+                self._workers.send(Go(message.number))
 
     def _heard(self, reports: list[Reported], saved: list[Saved], ended: Ended | None = None) -> Heard:
         warnings, self._warnings = tuple(self._warnings), []

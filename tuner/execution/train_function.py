@@ -35,7 +35,7 @@ from trainables.checkpoint_dir import (
 )
 from tuner.decisions.failures import cause_of
 from tuner.execution.best_report import BestReport
-from tuner.execution.channel import Assignment, Ended, Reported, Saved, Start, Stop, connect, hello
+from tuner.execution.channel import Assignment, Ended, Reported, Saved, Start, Stop, Warned, connect, hello
 from tuner.execution.damage import clear_damage
 from tuner.execution.recent_reports import RecentReports, unrecorded
 from tuner.execution.trial_log import trial_log
@@ -64,7 +64,7 @@ def serve(service: dict[str, Any]) -> None:
 
 def _run(trainable: str, assignment: Assignment, line: Connection[Any, Any] | None) -> Ended:
     os.environ.update(assignment.environment)
-    reporting = _Reporting(assignment, line)
+    reporting = Reporting(assignment, line)
     set_train_fn_utils(reporting)
     with trial_log(assignment, ray.train.get_context().get_world_rank()):
         try:
@@ -82,7 +82,7 @@ def _run(trainable: str, assignment: Assignment, line: Connection[Any, Any] | No
             return Ended(assignment.number, "failed", cause=cause_of(error))
 
 
-class _Reporting(DistributedTrainFnUtils):
+class Reporting(DistributedTrainFnUtils):
     """What `ray.train.report` and `ray.train.get_checkpoint` do while a trial runs."""
 
     def __init__(self, assignment: Assignment, line: Connection[Any, Any] | None) -> None:
@@ -100,7 +100,9 @@ class _Reporting(DistributedTrainFnUtils):
         self._best = BestReport(assignment)
         self._recent = RecentReports()
         self._busy_since = time.time()
-        self._last_step = assignment.reported_step if newest is None else step_of(newest)
+        self._sent_step = max(assignment.reported_step, 0 if newest is None else step_of(newest))
+        self._last_step = 0
+        self._is_growing = True
 
     def get_checkpoint(self) -> Checkpoint | None:
         """The newest complete checkpoint of this trial."""
@@ -108,24 +110,39 @@ class _Reporting(DistributedTrainFnUtils):
 
     def report(self, metrics: dict[str, Any], checkpoint: Checkpoint | None = None, *_: Any, **__: Any) -> None:
         """Keep the checkpoint, tell the slot, and unwind when the trial is over."""
-        now = time.time()
+        busy_s = time.time() - self._busy_since
         # A report without a step still reaches the study, which says what is missing.
-        self._last_step = int(metrics.get("step", self._last_step + 1))
-        is_last = self._last_step >= self._assignment.max_t
-        number, busy_s = self._assignment.number, now - self._busy_since
-        report = Reported(number, self._last_step, dict(metrics), (), busy_s, not is_last, is_last)
+        step = int(metrics.get("step", self._sent_step + 1))
+        is_last = step >= self._assignment.max_t
+        report = Reported(self._assignment.number, step, dict(metrics), (), busy_s, not is_last, is_last)
         self._recent.add(report)
         if checkpoint is not None:
-            self._keep(checkpoint, self._last_step, metrics)
-        command = None
-        if self._line is not None:
-            self._line.send(report)
-            command = None if is_last else self._line.recv()
+            self._keep(checkpoint, step, metrics)
+        command = self._deliver(report)
         if is_last:
             raise Completed
         if isinstance(self.broadcast_from_rank_zero(command), Stop):
             raise StopTrial
         self._busy_since = time.time()
+
+    def _deliver(self, report: Reported) -> Any:
+        """Tell the slot what it does not know yet, and wait for its verdict on that alone."""
+        is_news, self._sent_step = report.step > self._sent_step, max(self._sent_step, report.step)
+        is_growing, self._last_step = report.step > self._last_step, report.step
+        if self._line is None:
+            return None
+        if is_news:
+            self._line.send(report)
+            return self._line.recv() if report.waits else None
+        if not is_growing:
+            self._warn_once(report)
+        return self._line.recv() if self._line.poll(0) else None
+
+    def _warn_once(self, report: Reported) -> None:
+        if self._line is not None and self._is_growing:
+            text = f"trial {report.number}: a report at step {report.step} does not count: `step` starts at 1 and grows"
+            self._line.send(Warned(report.number, text))
+        self._is_growing = False
 
     def _keep(self, checkpoint: Checkpoint, step: int, metrics: dict[str, Any]) -> None:
         path = step_dir(self._root, step)

@@ -1,0 +1,170 @@
+"""What a plain Ray Train function may report: the worker's end and the slot's, without Ray."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.execution.channel import Assignment, Go, Reported, Stop, Warned
+from tuner.execution.train_function import Completed, Reporting, StopTrial
+
+TIMEOUT_S = 10.0
+
+
+def assignment_of(folder: Path, **changes: Any) -> Assignment:
+    standard = Assignment(
+        number=0,
+        values={},
+        decision_steps=None,
+        max_t=100,
+        reported_step=0,
+        checkpoint_dir=str(folder / "checkpoints"),
+        log_dir=str(folder / "logs"),
+        checkpoint_every=1,
+        keep_last=1,
+        metric="loss",
+        mode="min",
+        keep_best_report=False,
+    )
+    return replace(standard, **changes)
+
+
+class Ranks:
+    """What the ranks of a trial, threads here, meet through."""
+
+    def __init__(self, num: int) -> None:
+        self._here = threading.Barrier(num, timeout=TIMEOUT_S)
+        self._said: Any = None
+
+    def meet(self) -> None:
+        self._here.wait()
+
+    def hear(self, said: Any, *, is_first: bool) -> Any:
+        if is_first:
+            self._said = said
+        self.meet()
+        heard = self._said
+        self.meet()
+        return heard
+
+
+class RankReporting(Reporting):
+    """`ray.train.report` of one rank, where Ray's own collectives are not at hand."""
+
+    def __init__(self, assignment: Assignment, line: Connection[Any, Any] | None, ranks: Ranks) -> None:
+        self._ranks, self._is_first = ranks, line is not None
+        super().__init__(assignment, line)
+
+    def barrier(self) -> None:
+        self._ranks.meet()
+
+    def broadcast_from_rank_zero(self, data: Any) -> Any:
+        return self._ranks.hear(data, is_first=self._is_first)
+
+
+class Slot:
+    """The other end of the line: answers each report that waits, the last time with what it is told to."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.line, self._line = Pipe()
+        self.heard: list[Any] = []
+        self._stop_at = stop_at
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while (message := self._line.recv()) is not None:
+            self.heard.append(message)
+            if isinstance(message, Reported) and message.waits:
+                self._line.send(Stop(0, save=False) if message.step == self._stop_at else Go(0))
+
+    def close(self) -> None:
+        self.line.send(None)
+        self._thread.join(TIMEOUT_S)
+
+    @property
+    def steps(self) -> list[int]:
+        return [message.step for message in self.heard if isinstance(message, Reported)]
+
+    @property
+    def warnings(self) -> list[str]:
+        return [message.text for message in self.heard if isinstance(message, Warned)]
+
+
+def play(assignment: Assignment, function: Callable[[Reporting], None]) -> tuple[Slot, str]:
+    """Run a function of one rank; what the slot hears, and how the function ends."""
+    slot, ended = Slot(), "hangs"
+
+    def run() -> None:
+        nonlocal ended
+        try:
+            function(RankReporting(assignment, slot.line, Ranks(1)))
+            ended = "returned"
+        except Completed:
+            ended = "completed"
+        except StopTrial:
+            ended = "stopped"
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(TIMEOUT_S)
+    if ended != "hangs":
+        slot.close()
+    return slot, ended
+
+
+def reports(*steps: int) -> Callable[[Reporting], None]:
+    def function(reporting: Reporting) -> None:
+        for step in steps:
+            reporting.report({"step": step, "loss": 1.0 / (step + 1)})
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("steps", "heard", "num_warnings"),
+    [
+        ((1, 2, 3), [1, 2, 3], 0),
+        ((0, 1, 2), [1, 2], 1),
+        ((1, 1, 2, 2, 3), [1, 2, 3], 1),
+        ((2, 1, 3), [2, 3], 1),
+    ],
+)
+def test_a_step_that_does_not_grow_is_passed_over_with_one_warning(
+    tmp_path: Path, steps: tuple[int, ...], heard: list[int], num_warnings: int
+) -> None:
+    slot, ended = play(assignment_of(tmp_path), reports(*steps))
+    assert (ended, slot.steps, len(slot.warnings)) == ("returned", heard, num_warnings)
+
+
+def test_a_function_that_starts_over_passes_what_it_had_reported_without_a_word(tmp_path: Path) -> None:
+    slot, ended = play(assignment_of(tmp_path, reported_step=3), reports(1, 2, 3, 4, 5))
+    assert (ended, slot.steps, slot.warnings) == ("returned", [4, 5], [])
+
+
+def test_a_function_is_over_at_max_t_even_when_that_is_no_news(tmp_path: Path) -> None:
+    slot, ended = play(assignment_of(tmp_path, reported_step=6, max_t=6), reports(*range(1, 9)))
+    assert (ended, slot.steps) == ("completed", [])
+
+
+def test_a_report_without_a_step_is_news_at_every_attempt(tmp_path: Path) -> None:
+    slot, _ = play(assignment_of(tmp_path, reported_step=3), lambda reporting: reporting.report({"loss": 1.0}))
+    assert slot.steps == [4]
+
+
+def test_a_stop_reaches_a_function_that_has_nothing_new_to_say(tmp_path: Path) -> None:
+    def function(reporting: Reporting) -> None:
+        slot_line.send(Stop(0, save=True))
+        reporting.report({"step": 1, "loss": 1.0})
+
+    line, slot_line = Pipe()
+    reporting = RankReporting(assignment_of(tmp_path, reported_step=3), line, Ranks(1))
+    with pytest.raises(StopTrial):
+        function(reporting)
