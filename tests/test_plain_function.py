@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.train import Checkpoint
 
-from tuner.execution.channel import Assignment, Go, Reported, Stop, Warned
+from tuner.execution.channel import Assignment, Go, Reported, Saved, Stop, Warned
 from tuner.execution.train_function import Completed, Reporting, StopTrial
 
 TIMEOUT_S = 10.0
@@ -168,3 +170,35 @@ def test_a_stop_reaches_a_function_that_has_nothing_new_to_say(tmp_path: Path) -
     reporting = RankReporting(assignment_of(tmp_path, reported_step=3), line, Ranks(1))
     with pytest.raises(StopTrial):
         function(reporting)
+
+
+@pytest.mark.parametrize("brings", [{0}, {1}, {0, 1}])
+def test_the_ranks_that_have_a_checkpoint_make_it_and_the_others_know_of_it(tmp_path: Path, brings: set[int]) -> None:
+    slot, ranks, task = Slot(), Ranks(2), assignment_of(tmp_path, max_t=3)
+    known: dict[int, list[str]] = {}
+
+    def run(rank: int) -> None:
+        reporting = RankReporting(task, slot.line if rank == 0 else None, ranks)
+        with contextlib.suppress(Completed):
+            for step in (1, 2, 3):
+                checkpoint = folder_of(tmp_path, rank) if rank in brings and step != 2 else None
+                reporting.report({"step": step, "loss": 1.0}, checkpoint)
+        newest = reporting.get_checkpoint()
+        known[rank] = [] if newest is None else sorted(path.name for path in Path(newest.path).glob("rank*"))
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * TIMEOUT_S)
+    slot.close()
+    assert known[0] == known[1] == [f"rank{rank}" for rank in sorted(brings)]
+    assert [message.step for message in slot.heard if isinstance(message, Saved)] == [1, 3]
+    assert slot.steps == [1, 2, 3]
+
+
+def folder_of(folder: Path, rank: int) -> Checkpoint:
+    own = folder / f"of rank {rank}"
+    own.mkdir(exist_ok=True)
+    (own / f"rank{rank}").touch()
+    return Checkpoint.from_directory(str(own))

@@ -117,11 +117,16 @@ class Reporting(DistributedTrainFnUtils):
         report = Reported(self._assignment.number, step, dict(metrics), (), busy_s, not is_last, is_last)
         self._recent.add(report)
         if checkpoint is not None:
-            self._keep(checkpoint, step, metrics)
-        command = self._deliver(report)
+            self._bring(checkpoint, step)
+        # Every rank comes here, with files or without: which of them save is the function's own affair.
+        self.barrier()
+        is_kept = self._commit(step, metrics)
+        is_kept, command = self.broadcast_from_rank_zero((is_kept, self._deliver(report)))
+        if is_kept:
+            self._checkpoint = Checkpoint(step_dir(self._root, step))
         if is_last:
             raise Completed
-        if isinstance(self.broadcast_from_rank_zero(command), Stop):
+        if isinstance(command, Stop):
             raise StopTrial
         self._busy_since = time.time()
 
@@ -144,22 +149,28 @@ class Reporting(DistributedTrainFnUtils):
             self._line.send(Warned(report.number, text))
         self._is_growing = False
 
-    def _keep(self, checkpoint: Checkpoint, step: int, metrics: dict[str, Any]) -> None:
-        path = step_dir(self._root, step)
-        partial = path.with_name(path.name + PARTIAL_SUFFIX)
+    def _bring(self, checkpoint: Checkpoint, step: int) -> None:
         # Each rank brings its own files; together they are the checkpoint.
         with checkpoint.as_directory() as folder:
-            shutil.copytree(folder, partial, dirs_exist_ok=True)
-        self.barrier()
-        if self._line is not None:
-            write_manifest(partial, step, metrics, self._recent.notes())
-            shutil.rmtree(path, ignore_errors=True)
-            partial.rename(path)
-            self._best.improves(step, float(metrics.get(self._assignment.metric, math.nan)))
-            keep_last(self._root, self._assignment.keep_last, protected=self._best.checkpoints)
-            self._line.send(Saved(self._assignment.number, step, str(path)))
-        self.barrier()
-        self._checkpoint = Checkpoint(path)
+            shutil.copytree(folder, _partial(step_dir(self._root, step)), dirs_exist_ok=True)
+
+    def _commit(self, step: int, metrics: dict[str, Any]) -> bool:
+        """Make a checkpoint of what the ranks have brought; whether there was anything, as rank 0 sees it."""
+        path = step_dir(self._root, step)
+        partial = _partial(path)
+        if self._line is None or not partial.exists():
+            return False
+        write_manifest(partial, step, metrics, self._recent.notes())
+        shutil.rmtree(path, ignore_errors=True)
+        partial.rename(path)
+        self._best.improves(step, float(metrics.get(self._assignment.metric, math.nan)))
+        keep_last(self._root, self._assignment.keep_last, protected=self._best.checkpoints)
+        self._line.send(Saved(self._assignment.number, step, str(path)))
+        return True
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(path.name + PARTIAL_SUFFIX)
 
 
 def load_function(place: str) -> Callable[..., Any]:
