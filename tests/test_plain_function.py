@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from ray.train import Checkpoint
 
+from trainables.checkpoint_dir import step_dir, write_manifest
 from tuner.execution.channel import Assignment, Go, Reported, Saved, Stop, Warned
 from tuner.execution.train_function import Completed, Reporting, StopTrial
 
@@ -202,3 +203,13 @@ def folder_of(folder: Path, rank: int) -> Checkpoint:
     own.mkdir(exist_ok=True)
     (own / f"rank{rank}").touch()
     return Checkpoint.from_directory(str(own))
+
+
+@pytest.mark.parametrize(("max_t", "is_complete"), [(4, False), (3, True), (2, True)])
+def test_a_function_that_was_left_at_max_t_is_not_called_again(tmp_path: Path, max_t: int, is_complete: bool) -> None:
+    task = assignment_of(tmp_path, max_t=max_t)
+    checkpoint = step_dir(Path(task.checkpoint_dir), 3)
+    checkpoint.mkdir(parents=True)
+    write_manifest(checkpoint, 3, {})
+    line, _ = Pipe()
+    assert RankReporting(task, line, Ranks(1)).is_complete == is_complete

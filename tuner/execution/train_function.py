@@ -68,7 +68,8 @@ def _run(trainable: str, assignment: Assignment, line: Connection[Any, Any] | No
     set_train_fn_utils(reporting)
     with trial_log(assignment, ray.train.get_context().get_world_rank()):
         try:
-            call(load_function(trainable), assignment.values)
+            if not reporting.is_complete:
+                call(load_function(trainable), assignment.values)
             return Ended(assignment.number, "completed")
         except Completed:
             return Ended(assignment.number, "completed")
@@ -103,6 +104,7 @@ class Reporting(DistributedTrainFnUtils):
         self._sent_step = max(assignment.reported_step, 0 if newest is None else step_of(newest))
         self._last_step = 0
         self._is_growing = True
+        self.is_complete = newest is not None and step_of(newest) >= assignment.max_t
 
     def get_checkpoint(self) -> Checkpoint | None:
         """The newest complete checkpoint of this trial."""

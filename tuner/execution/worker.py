@@ -206,6 +206,9 @@ class _Trial:
         """Returns whether the loop reached its last step."""
         while True:
             resume_from = self._resume_point()
+            if resume_from is not None and step_of(resume_from) >= self._assignment.max_t:
+                # It was interrupted after its last step, which need not be the loop's.
+                return True
             try:
                 return self._train(resume_from, warm)
             except DamagedCheckpointError:
