@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
-from tuner.execution.channel import Assignment, Ended, Go, Reported
+from tuner.decisions.failures import Cause, Failure
+from tuner.execution.channel import Assignment, Ended, Go, Reported, Start
 from tuner.execution.slot import TrialSlot
 
 
@@ -41,6 +43,7 @@ class UndisturbedSlot(TrialSlot):
         self.workers = ScriptedWorkers([*messages, Ended(0, "completed")])
         self._workers: Any = self.workers
         self._next_look_at, self._is_waiting = 0.0, False
+        self._settings: Any = SimpleNamespace(max_failures=2)
         self._begin(ASSIGNMENT)
 
     def _is_interrupted(self) -> bool:
@@ -73,3 +76,12 @@ def test_a_report_that_waits_is_answered_also_when_it_is_no_news() -> None:
     assert [report.step for report in heard.reports] == [3]
     assert slot.workers.told[1:] == [Go(0), Go(0)], "after Start; step 3 has to wait for its verdict"
     assert slot.step()["heard"].ended == Ended(0, "completed")
+
+
+def test_another_attempt_knows_the_best_report_of_the_ones_before() -> None:
+    failed = Ended(0, "failed", cause=Cause(Failure.ERROR, "error: once"))
+    slot = UndisturbedSlot(reported(3, 0.5), reported(4, 0.9), failed)
+    for _ in range(3):
+        slot.step()
+    starts = [message.assignment for message in slot.workers.told if isinstance(message, Start)]
+    assert [(start.reported_step, start.best_report) for start in starts] == [(2, None), (4, (3, 0.5))]

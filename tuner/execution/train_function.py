@@ -8,7 +8,6 @@ its workers end by themselves and free what they hold.
 from __future__ import annotations
 
 import inspect
-import math
 import os
 import shutil
 import time
@@ -95,10 +94,11 @@ class Reporting(DistributedTrainFnUtils):
         self.barrier()
         newest = newest_complete(self._root)
         self._checkpoint = None if newest is None else Checkpoint(newest)
+        self._best = BestReport(assignment)
         if newest is not None and line is not None:
             for report in unrecorded(newest, assignment.number, assignment.reported_step):
+                self._best.improves(report.step, report.metrics)
                 line.send(report)
-        self._best = BestReport(assignment)
         self._recent = RecentReports()
         self._busy_since = time.time()
         self._sent_step = max(assignment.reported_step, 0 if newest is None else step_of(newest))
@@ -165,7 +165,7 @@ class Reporting(DistributedTrainFnUtils):
         write_manifest(partial, step, metrics, self._recent.notes())
         shutil.rmtree(path, ignore_errors=True)
         partial.rename(path)
-        self._best.improves(step, float(metrics.get(self._assignment.metric, math.nan)))
+        self._best.improves(step, metrics)
         keep_last(self._root, self._assignment.keep_last, protected=self._best.checkpoints)
         self._line.send(Saved(self._assignment.number, step, str(path)))
         return True
