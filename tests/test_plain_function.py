@@ -11,7 +11,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from ray.train import Checkpoint
 
 from trainables.checkpoint_dir import step_dir, write_manifest
@@ -213,3 +215,18 @@ def test_a_function_that_was_left_at_max_t_is_not_called_again(tmp_path: Path, m
     write_manifest(checkpoint, 3, {})
     line, _ = Pipe()
     assert RankReporting(task, line, Ranks(1)).is_complete == is_complete
+
+
+def test_numbers_of_numpy_and_torch_are_plain_numbers_to_the_study(tmp_path: Path) -> None:
+    def function(reporting: Reporting) -> None:
+        metrics = {"step": np.int64(1), "loss": np.float32(0.5), "other": torch.tensor([2.0]), "grid": np.zeros(2)}
+        reporting.report(metrics, folder_of(tmp_path, 0))
+
+    slot, ended = play(assignment_of(tmp_path), function)
+    assert ended == "returned"
+    [metrics] = [message.metrics for message in slot.heard if isinstance(message, Reported)]
+    assert [(type(metrics[key]), metrics[key]) for key in ("step", "loss", "other")] == [
+        (int, 1),
+        (float, 0.5),
+        (float, 2.0),
+    ]

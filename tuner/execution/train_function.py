@@ -113,10 +113,11 @@ class Reporting(DistributedTrainFnUtils):
     def report(self, metrics: dict[str, Any], checkpoint: Checkpoint | None = None, *_: Any, **__: Any) -> None:
         """Keep the checkpoint, tell the slot, and unwind when the trial is over."""
         busy_s = time.time() - self._busy_since
+        metrics = {name: _plain(value) for name, value in metrics.items()}
         # A report without a step still reaches the study, which says what is missing.
         step = int(metrics.get("step", self._sent_step + 1))
         is_last = step >= self._assignment.max_t
-        report = Reported(self._assignment.number, step, dict(metrics), (), busy_s, not is_last, is_last)
+        report = Reported(self._assignment.number, step, metrics, (), busy_s, not is_last, is_last)
         self._recent.add(report)
         if checkpoint is not None:
             self._bring(checkpoint, step)
@@ -169,6 +170,14 @@ class Reporting(DistributedTrainFnUtils):
         keep_last(self._root, self._assignment.keep_last, protected=self._best.checkpoints)
         self._line.send(Saved(self._assignment.number, step, str(path)))
         return True
+
+
+def _plain(value: Any) -> Any:
+    """A number as Python knows it, where NumPy or torch report one."""
+    try:
+        return value.item()
+    except (AttributeError, ValueError, RuntimeError):
+        return value
 
 
 def _partial(path: Path) -> Path:
