@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,17 @@ def test_a_trial_goes_on_from_the_checkpoint_before_a_damaged_one(
     newest = newest_complete(tmp_path / "damaged")
     assert newest is not None
     assert step_of(newest) == MAX_STEPS
+
+
+@pytest.mark.parametrize("reported_step", [LEFT_AT, LEFT_AT - 1])
+def test_a_trial_that_was_left_at_max_t_is_complete_and_trains_no_further(tmp_path: Path, reported_step: int) -> None:
+    task = replace(assignment(tmp_path, "left"), max_t=LEFT_AT)
+    assert serve(task, tmp_path, ScriptedLine(stop_at=LEFT_AT)).outcome == "stopped"
+    line = ScriptedLine()
+    ended = serve(replace(task, reported_step=reported_step), tmp_path, line)
+    assert ended.outcome == "completed"
+    assert line.steps == list(range(reported_step + 1, LEFT_AT + 1)), "what its checkpoint carries"
+    assert [step_of(path) for path in complete_checkpoints(tmp_path / "left")][-1] == LEFT_AT
 
 
 def test_a_trial_starts_over_when_no_checkpoint_is_whole(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def write_manifest(
     sizes = {file.relative_to(path).as_posix(): file.stat().st_size for file in files}
     checksums = {file.relative_to(path).as_posix(): crc32(file) for file in files if file.suffix != SELF_CHECKING}
     manifest = {"step": step, "metrics": metrics, "files": sizes, "crc32": checksums, "notes": notes or {}}
-    (path / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    (path / MANIFEST).write_text(json.dumps(manifest, indent=1, default=str), encoding="utf-8")
     sync_to_disk(path / MANIFEST)
     sync_to_disk(path)
 

@@ -15,6 +15,7 @@ from ray import tune
 from ray.experimental import internal_kv
 
 from tuner.decisions.failures import Cause, Failure
+from tuner.execution.best_report import BestReport
 from tuner.execution.channel import Assignment, Ended, Go, Heard, Preparing, Reported, Saved, Start, Stop, Warned
 from tuner.execution.worker_group import PATIENCE_S, SlotSettings, WorkerGroup
 
@@ -61,6 +62,7 @@ class TrialSlot(tune.Trainable):
     def _begin(self, assignment: Assignment) -> None:
         self._assignment = assignment
         self._step = assignment.reported_step
+        self._best = BestReport(assignment)
         self._is_running, self._is_waiting = True, False
         self._asked_to_stop_at: float | None = None
         self._failures: list[str] = []
@@ -95,11 +97,14 @@ class TrialSlot(tune.Trainable):
                 self._is_running = False
                 return self._heard(reports, saved, message)
             elif isinstance(message, Reported) and message.step > self._step:
-                # A retried loop passes again what it had reported before its last checkpoint was left behind.
                 self._step, self._is_waiting = message.step, message.waits
+                self._best.improves(message.step, message.metrics)
                 reports.append(message)
                 if message.waits:
                     return self._heard(reports, saved)
+            elif isinstance(message, Reported) and message.waits:
+                # A retried loop passes again what it had reported before its last checkpoint was left behind.
+                self._workers.send(Go(message.number))
 
     def _heard(self, reports: list[Reported], saved: list[Saved], ended: Ended | None = None) -> Heard:
         warnings, self._warnings = tuple(self._warnings), []
@@ -143,7 +148,7 @@ class TrialSlot(tune.Trainable):
             if repeated or len(self._failures) > self._settings.max_failures:
                 return False
         self._warnings.append(f"trial {ended.number} starts again: {ended.cause.reason}")
-        self._assignment = replace(self._assignment, reported_step=self._step)
+        self._assignment = replace(self._assignment, reported_step=self._step, best_report=self._best.report)
         self._start()
         return True
 

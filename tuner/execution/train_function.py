@@ -8,7 +8,6 @@ its workers end by themselves and free what they hold.
 from __future__ import annotations
 
 import inspect
-import math
 import os
 import shutil
 import time
@@ -35,7 +34,7 @@ from trainables.checkpoint_dir import (
 )
 from tuner.decisions.failures import cause_of
 from tuner.execution.best_report import BestReport
-from tuner.execution.channel import Assignment, Ended, Reported, Saved, Start, Stop, connect, hello
+from tuner.execution.channel import Assignment, Ended, Reported, Saved, Start, Stop, Warned, connect, hello
 from tuner.execution.damage import clear_damage
 from tuner.execution.recent_reports import RecentReports, unrecorded
 from tuner.execution.trial_log import trial_log
@@ -64,11 +63,12 @@ def serve(service: dict[str, Any]) -> None:
 
 def _run(trainable: str, assignment: Assignment, line: Connection[Any, Any] | None) -> Ended:
     os.environ.update(assignment.environment)
-    reporting = _Reporting(assignment, line)
+    reporting = Reporting(assignment, line)
     set_train_fn_utils(reporting)
     with trial_log(assignment, ray.train.get_context().get_world_rank()):
         try:
-            call(load_function(trainable), assignment.values)
+            if not reporting.is_complete:
+                call(load_function(trainable), assignment.values)
             return Ended(assignment.number, "completed")
         except Completed:
             return Ended(assignment.number, "completed")
@@ -82,7 +82,7 @@ def _run(trainable: str, assignment: Assignment, line: Connection[Any, Any] | No
             return Ended(assignment.number, "failed", cause=cause_of(error))
 
 
-class _Reporting(DistributedTrainFnUtils):
+class Reporting(DistributedTrainFnUtils):
     """What `ray.train.report` and `ray.train.get_checkpoint` do while a trial runs."""
 
     def __init__(self, assignment: Assignment, line: Connection[Any, Any] | None) -> None:
@@ -94,13 +94,17 @@ class _Reporting(DistributedTrainFnUtils):
         self.barrier()
         newest = newest_complete(self._root)
         self._checkpoint = None if newest is None else Checkpoint(newest)
+        self._best = BestReport(assignment)
         if newest is not None and line is not None:
             for report in unrecorded(newest, assignment.number, assignment.reported_step):
+                self._best.improves(report.step, report.metrics)
                 line.send(report)
-        self._best = BestReport(assignment)
         self._recent = RecentReports()
         self._busy_since = time.time()
-        self._last_step = assignment.reported_step if newest is None else step_of(newest)
+        self._sent_step = max(assignment.reported_step, 0 if newest is None else step_of(newest))
+        self._last_step = 0
+        self._is_growing = True
+        self.is_complete = newest is not None and step_of(newest) >= assignment.max_t
 
     def get_checkpoint(self) -> Checkpoint | None:
         """The newest complete checkpoint of this trial."""
@@ -108,41 +112,76 @@ class _Reporting(DistributedTrainFnUtils):
 
     def report(self, metrics: dict[str, Any], checkpoint: Checkpoint | None = None, *_: Any, **__: Any) -> None:
         """Keep the checkpoint, tell the slot, and unwind when the trial is over."""
-        now = time.time()
+        busy_s = time.time() - self._busy_since
+        metrics = {name: _plain(value) for name, value in metrics.items()}
         # A report without a step still reaches the study, which says what is missing.
-        self._last_step = int(metrics.get("step", self._last_step + 1))
-        is_last = self._last_step >= self._assignment.max_t
-        number, busy_s = self._assignment.number, now - self._busy_since
-        report = Reported(number, self._last_step, dict(metrics), (), busy_s, not is_last, is_last)
+        step = int(metrics.get("step", self._sent_step + 1))
+        is_last = step >= self._assignment.max_t
+        report = Reported(self._assignment.number, step, metrics, (), busy_s, not is_last, is_last)
         self._recent.add(report)
         if checkpoint is not None:
-            self._keep(checkpoint, self._last_step, metrics)
-        command = None
-        if self._line is not None:
-            self._line.send(report)
-            command = None if is_last else self._line.recv()
+            self._bring(checkpoint, step)
+        # Every rank comes here, with files or without: which of them save is the function's own affair.
+        self.barrier()
+        is_kept = self._commit(step, metrics)
+        is_kept, command = self.broadcast_from_rank_zero((is_kept, self._deliver(report)))
+        if is_kept:
+            self._checkpoint = Checkpoint(step_dir(self._root, step))
         if is_last:
             raise Completed
-        if isinstance(self.broadcast_from_rank_zero(command), Stop):
+        if isinstance(command, Stop):
             raise StopTrial
         self._busy_since = time.time()
 
-    def _keep(self, checkpoint: Checkpoint, step: int, metrics: dict[str, Any]) -> None:
-        path = step_dir(self._root, step)
-        partial = path.with_name(path.name + PARTIAL_SUFFIX)
+    def _deliver(self, report: Reported) -> Any:
+        """Tell the slot what it does not know yet, and wait for its verdict on that alone."""
+        is_news, self._sent_step = report.step > self._sent_step, max(self._sent_step, report.step)
+        is_growing, self._last_step = report.step > self._last_step, report.step
+        if self._line is None:
+            return None
+        if is_news:
+            self._line.send(report)
+            return self._line.recv() if report.waits else None
+        if not is_growing:
+            self._warn_once(report)
+        return self._line.recv() if self._line.poll(0) else None
+
+    def _warn_once(self, report: Reported) -> None:
+        if self._line is not None and self._is_growing:
+            text = f"trial {report.number}: a report at step {report.step} does not count: `step` starts at 1 and grows"
+            self._line.send(Warned(report.number, text))
+        self._is_growing = False
+
+    def _bring(self, checkpoint: Checkpoint, step: int) -> None:
         # Each rank brings its own files; together they are the checkpoint.
         with checkpoint.as_directory() as folder:
-            shutil.copytree(folder, partial, dirs_exist_ok=True)
-        self.barrier()
-        if self._line is not None:
-            write_manifest(partial, step, metrics, self._recent.notes())
-            shutil.rmtree(path, ignore_errors=True)
-            partial.rename(path)
-            self._best.improves(step, float(metrics.get(self._assignment.metric, math.nan)))
-            keep_last(self._root, self._assignment.keep_last, protected=self._best.checkpoints)
-            self._line.send(Saved(self._assignment.number, step, str(path)))
-        self.barrier()
-        self._checkpoint = Checkpoint(path)
+            shutil.copytree(folder, _partial(step_dir(self._root, step)), dirs_exist_ok=True)
+
+    def _commit(self, step: int, metrics: dict[str, Any]) -> bool:
+        """Make a checkpoint of what the ranks have brought; whether there was anything, as rank 0 sees it."""
+        path = step_dir(self._root, step)
+        partial = _partial(path)
+        if self._line is None or not partial.exists():
+            return False
+        write_manifest(partial, step, metrics, self._recent.notes())
+        shutil.rmtree(path, ignore_errors=True)
+        partial.rename(path)
+        self._best.improves(step, metrics)
+        keep_last(self._root, self._assignment.keep_last, protected=self._best.checkpoints)
+        self._line.send(Saved(self._assignment.number, step, str(path)))
+        return True
+
+
+def _plain(value: Any) -> Any:
+    """A number as Python knows it, where NumPy or torch report one."""
+    try:
+        return value.item()
+    except (AttributeError, ValueError, RuntimeError):
+        return value
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(path.name + PARTIAL_SUFFIX)
 
 
 def load_function(place: str) -> Callable[..., Any]:

@@ -7,7 +7,6 @@ trial begins when rank 0 hears `Start` and ends when its loop is closed. Every r
 from __future__ import annotations
 
 import datetime as dt
-import math
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -206,6 +205,9 @@ class _Trial:
         """Returns whether the loop reached its last step."""
         while True:
             resume_from = self._resume_point()
+            if resume_from is not None and step_of(resume_from) >= self._assignment.max_t:
+                # It was interrupted after its last step, which need not be the loop's.
+                return True
             try:
                 return self._train(resume_from, warm)
             except DamagedCheckpointError:
@@ -251,6 +253,7 @@ class _Trial:
 
     def _catch_up(self, checkpoint: Path) -> None:
         for report in unrecorded(checkpoint, self._assignment.number, self._assignment.reported_step):
+            self._best.improves(report.step, report.metrics)
             self._line.send(report)
         self._line.send(Saved(self._assignment.number, step_of(checkpoint), str(checkpoint)))
 
@@ -282,8 +285,7 @@ class _Trial:
         return report.is_last or report.step >= self._assignment.max_t
 
     def _is_due(self, report: Report) -> bool:
-        value = report.metrics.get(self._assignment.metric, math.nan)
-        improves = self._best.improves(report.step, value)
+        improves = self._best.improves(report.step, report.metrics)
         return improves or self._is_over(report) or report.step % self._assignment.checkpoint_every == 0
 
     def _save(self, report: Report) -> None:
