@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -33,6 +34,7 @@ class NodeRemover(Recorder):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__()
         self.lost = ""
+        self.steps_then: dict[int, int] = {}
         self._cluster = cluster
         self._gone_at: float | None = None
 
@@ -40,6 +42,7 @@ class NodeRemover(Recorder):
         super().reported(number, metrics)
         if number == 0 and metrics["step"] == LOST_AT_STEP and not self.lost:
             self.lost = worker_nodes()[0]
+            self.steps_then = dict(self.reports)
             self._take(self.lost)
 
     def _take(self, node: str) -> None:
@@ -133,6 +136,12 @@ def steps(folder: Path) -> list[int]:
     return [trial.step for trial in Study.open(folder / "studies", "tiny").trials()]
 
 
+def logged_steps(study: Study, number: int) -> list[int]:
+    """The steps at which a trial's loop reported, those it did twice twice."""
+    log = study.log_path(number).read_text(encoding="utf-8")
+    return [int(found) for found in re.findall(r"^step=(\d+) ", log, re.MULTILINE)]
+
+
 def start_cluster() -> Cluster:
     """A head that trains nothing and three nodes that do."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
@@ -163,6 +172,8 @@ def run(folder: Path, kind: type[NodeRemover]) -> dict[str, Any]:
     return {
         "lost": remover.lost,
         "warnings": remover.warnings,
+        "steps_then": remover.steps_then,
+        "logged": [logged_steps(study, trial.number) for trial in study.trials()],
         "trials": [[trial.state, trial.step, list(trial.reports), trial.attempts] for trial in study.trials()],
         "started": remover.started,
     }

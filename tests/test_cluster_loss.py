@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,12 +24,16 @@ def test_trials_of_a_lost_node_go_on_elsewhere(tmp_path: Path) -> None:
     assert [trial[:3] for trial in found["trials"]] == [["COMPLETE", MAX_STEPS, list(range(1, MAX_STEPS + 1))]] * 4
 
 
-def test_trials_of_a_preempted_node_go_on_elsewhere_and_it_does_not_count(tmp_path: Path) -> None:
+def test_a_trial_of_a_node_that_is_to_be_taken_away_saves_in_time_and_goes_on_elsewhere(tmp_path: Path) -> None:
     found = run_study(tmp_path, "drain")
     assert found["lost"]
-    assert [trial[:3] for trial in found["trials"]] == [["COMPLETE", 400, list(range(1, 401))]] * 4
-    [warning] = [text for text in found["warnings"] if "starts again" in text]
-    assert "starts again: preempted: " in warning
+    steps = list(range(1, 401))
+    assert [trial[:3] for trial in found["trials"]] == [["COMPLETE", 400, steps]] * 4
+    [(number, step)] = re.findall(r"trial (\d) moves: .* saved at step (\d+)", "\n".join(found["warnings"]))
+    assert int(step) >= found["steps_then"][number]
+    # Not one step is done twice, and no attempt was counted: the study allows none.
+    assert found["logged"] == [steps] * 4
+    assert not any("starts again" in text for text in found["warnings"])
 
 
 def test_the_command_joins_a_cluster_and_leaves_it_as_it_was(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ import ray
 import ray.train
 from ray._raylet import PlacementGroupID
 from ray.experimental import internal_kv
-from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
 from tuner.decisions.failures import Cause, cause_of_group_end
 from tuner.execution.channel import Endpoint, Hello, Quit
+from tuner.execution.nodes import leaving_nodes
 from tuner.study_file.variables import receive
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class WorkerGroup:
         self._endpoint = Endpoint(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         self._trainer: TrainerThread | None = None
         self._hello: Hello | None = None
+        self._nodes: frozenset[str] = frozenset()
 
     @property
     def is_ready(self) -> bool:
@@ -79,6 +81,11 @@ class WorkerGroup:
     def is_alive(self) -> bool:
         """Whether the workers are there or on their way."""
         return self._trainer is not None and self._trainer.is_alive
+
+    @property
+    def is_on_leaving_node(self) -> bool:
+        """Whether the cluster has been told that a node of theirs will be taken away."""
+        return self._settings.can_autoscale and not self._nodes.isdisjoint(leaving_nodes())
 
     def make_ready(self) -> None:
         """See that there are workers for the next trial, warm ones where they can be."""
@@ -99,7 +106,7 @@ class WorkerGroup:
             self._hello = None
             return None
         if isinstance(message, Hello):
-            self._hello = message
+            self._hello, self._nodes = message, _nodes_of(message.placement_group)
             return None
         return message
 
@@ -112,6 +119,7 @@ class WorkerGroup:
             ray.kill(self._hello.actor)
             self._trainer.join(PATIENCE_S)
         self._trainer = self._hello = None
+        self._nodes = frozenset()
         self._endpoint.hang_up()
 
     def close(self) -> None:
@@ -181,6 +189,14 @@ def _serve_function(service: dict[str, Any]) -> None:
     from tuner.execution.train_function import serve
 
     serve(service)
+
+
+def _nodes_of(placement_group: str) -> frozenset[str]:
+    """Ids of the nodes that hold it."""
+    if not placement_group:
+        return frozenset()
+    table = placement_group_table(PlacementGroup(PlacementGroupID(bytes.fromhex(placement_group))))
+    return frozenset(table.get("bundles_to_node_id", {}).values())
 
 
 def free_placement_group(prefix: str, number: int) -> None:
