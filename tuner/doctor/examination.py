@@ -17,7 +17,7 @@ from tuner.errors import TrackingError, TuneError
 from tuner.tracking.target import Target, check_target, resolve_target
 
 if TYPE_CHECKING:
-    from tuner.planning.plan import Capacity
+    from tuner.planning.capacity import Capacity
     from tuner.study_file.spec import StudySpec
 
 MINE = "tuner.cli"
@@ -97,7 +97,7 @@ def _on_the_cluster(
 
 
 def _fit(spec: StudySpec, capacity: Capacity) -> Finding:
-    from tuner.planning.plan import shortfall, slots
+    from tuner.planning.capacity import shortfall, slots
 
     if lacking := shortfall(spec, capacity):
         return Finding("study", Level.FAIL, lacking, "Lower scaling.num_workers or the resources per worker.")

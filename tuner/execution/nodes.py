@@ -9,7 +9,7 @@ import ray
 
 def leaving_nodes() -> frozenset[str]:
     """Ids of the nodes whose end is announced: by a cloud that wants them back, or by an autoscaler."""
-    return frozenset(ray._private.state.state.get_draining_nodes())  # type: ignore[no-untyped-call]
+    return frozenset(ray._private.state.state.get_draining_nodes())
 
 
 def staying_nodes() -> list[dict[str, Any]]:

@@ -256,6 +256,8 @@ def _settings(study: Study, plan: Plan, stop_key: str) -> SlotSettings:
         num_workers=study.spec.scaling.num_workers,
         gpus_per_worker=plan.gpus_per_worker or 0.0,
         cpus_per_worker=study.spec.scaling.cpus_per_worker,
+        accelerator_type=study.spec.scaling.accelerator_type,
+        placement_strategy=study.spec.scaling.placement_strategy,
         scratch_dir=str(directory / "ray"),
         cache_dir=str(directory / "data"),
         max_failures=study.spec.failures.max_failures,

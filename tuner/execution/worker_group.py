@@ -37,6 +37,8 @@ class SlotSettings:
         num_workers: Ray Train workers a trial.
         gpus_per_worker: GPUs of each; 0 for none.
         cpus_per_worker: CPUs of each.
+        accelerator_type: Which GPUs, as Ray names them; None: any.
+        placement_strategy: How the workers of a trial lie on the nodes, as Ray names it.
         scratch_dir: Ray Train's own folder.
         cache_dir: Tokenised data.
         max_failures: Fresh attempts a trial gets after a failure.
@@ -49,6 +51,8 @@ class SlotSettings:
     num_workers: int
     gpus_per_worker: float
     cpus_per_worker: float
+    accelerator_type: str | None
+    placement_strategy: str
     scratch_dir: str
     cache_dir: str
     max_failures: int
@@ -169,6 +173,8 @@ class WorkerGroup:
                 num_workers=known.num_workers,
                 use_gpu=bool(known.gpus_per_worker),
                 resources_per_worker=resources,
+                accelerator_type=known.accelerator_type,
+                placement_strategy=known.placement_strategy,
             ),
             known.scratch_dir,
             can_autoscale=known.can_autoscale,
