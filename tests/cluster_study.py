@@ -23,7 +23,7 @@ from tuner.record.study import Study
 
 LOST_AT_STEP = 5
 HEAD_MAX_STEPS = 200
-MAX_STEPS = 400 if "drain" in sys.argv else 30
+MAX_STEPS = 400 if {"drain", "swap"} & set(sys.argv) else 30
 DRAIN_S = 5.0
 PREEMPTION = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
 
@@ -34,6 +34,7 @@ class NodeRemover(Recorder):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__()
         self.lost = ""
+        self.places: list[str] = []
         self.steps_then: dict[int, int] = {}
         self._cluster = cluster
         self._gone_at: float | None = None
@@ -41,7 +42,8 @@ class NodeRemover(Recorder):
     def reported(self, number: int, metrics: Mapping[str, float]) -> None:
         super().reported(number, metrics)
         if number == 0 and metrics["step"] == LOST_AT_STEP and not self.lost:
-            self.lost = worker_nodes()[0]
+            self.places = worker_nodes()
+            self.lost = self.places[0]
             self.steps_then = dict(self.reports)
             self._take(self.lost)
 
@@ -63,6 +65,33 @@ class NodeDrainer(NodeRemover):
         if self.lost and self._gone_at is not None and time.time() > self._gone_at + DRAIN_S:
             self._gone_at = None
             super()._take(self.lost)
+
+
+class NodeSwapper(NodeDrainer):
+    """Adds a node once trial 0 has got somewhere, and has the first one taken away once a trial runs on the new one."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self.sizes: list[tuple[int, int]] = []
+        self.added = ""
+
+    def reported(self, number: int, metrics: Mapping[str, float]) -> None:
+        Recorder.reported(self, number, metrics)
+        if number == 0 and metrics["step"] == LOST_AT_STEP and not self.added:
+            self.added = self._cluster.add_node(num_cpus=1).node_id
+        if number == 1 and metrics["step"] == LOST_AT_STEP and not self.lost:
+            [self.lost] = set(worker_nodes()) - {self.added}
+            self._take(self.lost)
+
+    def resized(self, before: int, after: int) -> None:
+        self.sizes.append((before, after))
+
+
+class Onlooker(NodeRemover):
+    """Takes nothing away."""
+
+    def _take(self, node: str) -> None:
+        pass
 
 
 def worker_nodes() -> list[str]:
@@ -142,11 +171,11 @@ def logged_steps(study: Study, number: int) -> list[int]:
     return [int(found) for found in re.findall(r"^step=(\d+) ", log, re.MULTILINE)]
 
 
-def start_cluster() -> Cluster:
-    """A head that trains nothing and three nodes that do."""
+def start_cluster(num_nodes: int = 3, num_cpus: int = 1) -> Cluster:
+    """A head that trains nothing and nodes that do."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    for _ in range(3):
-        cluster.add_node(num_cpus=1)
+    for _ in range(num_nodes):
+        cluster.add_node(num_cpus=num_cpus)
     return cluster
 
 
@@ -155,16 +184,16 @@ def tune(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "tuner", *arguments], **options)
 
 
-def run(folder: Path, kind: type[NodeRemover]) -> dict[str, Any]:
+def run(folder: Path, kind: type[NodeRemover], num_nodes: int = 3, num_cpus: int = 1, **scaling: Any) -> dict[str, Any]:
     """Run it."""
-    cluster = start_cluster()
+    cluster = start_cluster(num_nodes, num_cpus)
     remover = kind(cluster)
     spec = study_spec(
         folder,
         train={"max_steps": MAX_STEPS},
         search={"num_trials": 4},
         scheduler={"type": "none"},
-        scaling={"slots": 2},
+        scaling={"slots": 2, **scaling},
         failures={"max_failures": 0},
     )
     study = search.run(spec, source_text="", root=folder / "studies", observer=remover, address=cluster.address)
@@ -176,6 +205,9 @@ def run(folder: Path, kind: type[NodeRemover]) -> dict[str, Any]:
         "logged": [logged_steps(study, trial.number) for trial in study.trials()],
         "trials": [[trial.state, trial.step, list(trial.reports), trial.attempts] for trial in study.trials()],
         "started": remover.started,
+        "places": remover.places,
+        "sizes": getattr(remover, "sizes", []),
+        "session": study.sessions()[-1],
     }
 
 
@@ -185,5 +217,10 @@ if __name__ == "__main__":
         print(json.dumps(run_command(place)))
     elif "head" in sys.argv:
         print(json.dumps(lose_head(place)))
+    elif "swap" in sys.argv:
+        print(json.dumps(run(place, NodeSwapper, num_nodes=1, slots="auto")))
+    elif "spread" in sys.argv:
+        scaling = {"num_workers": 2, "slots": 1, "placement_strategy": "STRICT_SPREAD"}
+        print(json.dumps(run(place, Onlooker, num_nodes=2, num_cpus=2, **scaling)))
     else:
         print(json.dumps(run(place, NodeDrainer if "drain" in sys.argv else NodeRemover)))

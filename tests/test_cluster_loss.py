@@ -36,6 +36,26 @@ def test_a_trial_of_a_node_that_is_to_be_taken_away_saves_in_time_and_goes_on_el
     assert not any("starts again" in text for text in found["warnings"])
 
 
+def test_slots_follow_the_nodes_that_join_and_leave(tmp_path: Path) -> None:
+    found = run_study(tmp_path, "swap")
+    steps = list(range(1, 401))
+    assert [trial[:3] for trial in found["trials"]] == [["COMPLETE", 400, steps]] * 4
+    # Trial 1 began on the node that joined while trial 0 was running.
+    assert found["sizes"] == [[1, 2], [2, 1]]
+    assert found["logged"] == [steps] * 4
+    session = found["session"]
+    assert session["slots"] == 1
+    assert session["elapsed_s"] < session["slot_s"] < 2 * session["elapsed_s"]
+    assert 0 < session["training_share"] <= 1
+
+
+def test_workers_of_a_trial_lie_where_the_study_says(tmp_path: Path) -> None:
+    found = run_study(tmp_path, "spread")
+    assert [trial[0] for trial in found["trials"]] == ["COMPLETE"] * 4
+    # Either node had room for both.
+    assert len(found["places"]) == len(set(found["places"])) == 2
+
+
 def test_the_command_joins_a_cluster_and_leaves_it_as_it_was(tmp_path: Path) -> None:
     found = run_study(tmp_path, "command")
     assert found["code"] == 0, found["text"]

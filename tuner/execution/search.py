@@ -23,6 +23,7 @@ from tuner.errors import ClusterError, InputError
 from tuner.execution import cluster
 from tuner.execution.head_watch import leaving_lost_cluster
 from tuner.execution.slot import TrialSlot
+from tuner.execution.slot_count import SlotCount
 from tuner.execution.worker_group import SlotSettings, free_placement_group
 from tuner.planning.plan import Plan, make_plan
 from tuner.planning.space import check_room
@@ -189,7 +190,8 @@ def _search(study: Study, plan: Plan, observer: Observer, endings: ExitStack) ->
     # Workers of a cluster that was started here inherit them.
     secrets = _variables(study.spec)[1] if cluster.can_autoscale() else {}
     with _interruptible(controller), endings, kept_in_cluster(f"tune:secrets:{study.dir.resolve()}", secrets) as key:
-        _run_tune(controller, replace(_settings(study, plan, stop_key), secrets_key=key), plan.slots)
+        slot_count = SlotCount(study.spec, plan, controller, observer)
+        _run_tune(controller, replace(_settings(study, plan, stop_key), secrets_key=key), slot_count)
     if controller.failure is not None:
         raise controller.failure
     return study
@@ -213,7 +215,7 @@ def _summary(study: Study) -> dict[str, Any]:
     return study.status() | {"state": study.state_at_rest()} | overview(study)
 
 
-def _run_tune(controller: StudyController, settings: SlotSettings, num_slots: int) -> None:
+def _run_tune(controller: StudyController, settings: SlotSettings, slot_count: SlotCount) -> None:
     from ray import tune
 
     from tuner.execution.schedulers import StudyScheduler
@@ -223,12 +225,14 @@ def _run_tune(controller: StudyController, settings: SlotSettings, num_slots: in
         """Tune's loop turns at least ten times a second."""
 
         def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+            slot_count.update()
             controller.tick()
 
     # What befalls a slot or Tune's scratch is told by the study itself, in a line.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    # All slots start at once; Tune would wait for each before it asks for the next.
-    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(num_slots)
+    # All slots start at once; Tune would wait for each before it asks for the next. How many they are is the
+    # controller's to say, whenever it is asked.
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(controller.spec.search.num_trials)
     tune.run(
         TrialSlot,
         name="tune",

@@ -126,8 +126,8 @@ class Scaling(Section):
     accelerator_type: Annotated[str, Field(min_length=1)] | None = None
     """Only nodes with these GPUs, as Ray names them: `H100`, `A100`, ...; absent: any."""
     placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
-    """Workers of a trial on few nodes (PACK) or on many (SPREAD) where it can be; on one (STRICT_PACK) or each on its own
-    (STRICT_SPREAD) where it must be."""
+    """Workers of a trial on few nodes (PACK) or on many (SPREAD) where that can be; all on one (STRICT_PACK) or each on
+    its own (STRICT_SPREAD) where it must be."""
     slots: Count | Literal["auto"] = "auto"
     """Trials at once; auto: as many as the cluster holds."""
 
