@@ -16,7 +16,7 @@ import ray
 from ray._private.services import find_gcs_addresses
 from ray.cluster_utils import Cluster
 
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, Tune
 from tests.studies import study_data
 from tests.test_doctor import another_tune, full_disk, refused_uri
 from tests.test_hub import environment, hub
@@ -109,6 +109,20 @@ def test_a_root_on_node_local_storage_names_the_node(address: str, place: Path, 
     [(level, text)] = found["storage"]
     assert (code, level) == (3, "fail")
     assert text.endswith("it does not see it")
+    assert list((place / "local").iterdir()) == []
+
+
+def test_a_study_whose_folder_is_not_the_same_on_every_node_is_refused(
+    address: str, place: Path, tmp_path: Path, tune: Tune
+) -> None:
+    file = tmp_path / "tiny.yaml"
+    file.write_text(json.dumps(study_data(tmp_path)), encoding="utf-8")
+    done = tune("run", file, "--address", address, "--root", place / "local", timeout_s=200)
+    assert done.returncode == 3
+    fault, remedy = done.stderr.splitlines()
+    assert fault.startswith(f"{place / 'local'} is not the same on every node, from ")
+    assert fault.endswith(": it does not see it")
+    assert remedy == "Choose a --root on a file system that all nodes share, at the same path."
     assert list((place / "local").iterdir()) == []
 
 

@@ -145,7 +145,12 @@ def _init(**options: Any) -> None:
 
 def capacity() -> Capacity:
     """CPUs and GPUs of the cluster as a whole and of each live node that is to stay."""
-    nodes = tuple(_node_capacity(node["Resources"]) for node in staying_nodes())
+    return capacity_of(staying_nodes())
+
+
+def capacity_of(found: list[dict[str, Any]]) -> Capacity:
+    """The same of nodes as `ray.nodes()` describes them."""
+    nodes = tuple(_node_capacity(node["Resources"]) for node in found)
     return Capacity(cpus=sum(node.cpus for node in nodes), gpus=sum(node.gpus for node in nodes), nodes=nodes)
 
 

@@ -22,6 +22,7 @@ from tuner.decisions.observer import Observer
 from tuner.errors import ClusterError, InputError
 from tuner.execution import cluster
 from tuner.execution.head_watch import leaving_lost_cluster
+from tuner.execution.shared_root import check_shared
 from tuner.execution.slot import TrialSlot
 from tuner.execution.slot_count import SlotCount
 from tuner.execution.worker_group import SlotSettings, free_placement_group
@@ -75,6 +76,7 @@ def run(
         leaving_lost_cluster(observer, root / spec.study) as endings,
     ):
         plan = _plan(spec)
+        check_shared(spec, root)
         check_room(spec, root, plan.slots or 1)
         study = Study.create(spec, source_text, root)
         return _search(study, plan, observer, endings)
@@ -122,7 +124,9 @@ def resume(
             cluster.connected(address, env),
             leaving_lost_cluster(observer, study.dir) as endings,
         ):
-            return _search(study, _plan(study.spec), observer, endings)
+            plan = _plan(study.spec)
+            check_shared(study.spec, study.dir.parent)
+            return _search(study, plan, observer, endings)
     finally:
         study.close()
 
