@@ -162,12 +162,13 @@ class StudyController:
 
     def resize(self, num_slots: int, num_gpus: float) -> None:
         """From now on the cluster holds so many trials at once; those that run go on, wherever there is room."""
-        if num_slots == self._num_slots:
+        if (num_slots, num_gpus) == self.session.size:
             return
         try:
             before, self._num_slots = self._num_slots, num_slots
             self.session.resize(num_slots, num_gpus)
-            self._observer.resized(before, num_slots)
+            if before != num_slots:
+                self._observer.resized(before, num_slots)
         except Exception as error:
             self._abort(error)
 

@@ -194,8 +194,8 @@ def _search(study: Study, plan: Plan, observer: Observer, endings: ExitStack) ->
     # Workers of a cluster that was started here inherit them.
     secrets = _variables(study.spec)[1] if cluster.can_autoscale() else {}
     with _interruptible(controller), endings, kept_in_cluster(f"tune:secrets:{study.dir.resolve()}", secrets) as key:
-        slot_count = SlotCount(study.spec, plan, controller, observer)
-        _run_tune(controller, replace(_settings(study, plan, stop_key), secrets_key=key), slot_count)
+        settings = replace(slot_settings(study.spec, study.dir, plan, stop_key), secrets_key=key)
+        _run_tune(controller, settings, SlotCount(study.spec, plan, controller, observer))
     if controller.failure is not None:
         raise controller.failure
     return study
@@ -257,18 +257,19 @@ def _run_tune(controller: StudyController, settings: SlotSettings, slot_count: S
     )
 
 
-def _settings(study: Study, plan: Plan, stop_key: str) -> SlotSettings:
-    directory = study.dir.resolve()
+def slot_settings(spec: StudySpec, study_dir: Path, plan: Plan, stop_key: str) -> SlotSettings:
+    """What each slot is told of the study; see SlotSettings."""
+    directory = study_dir.resolve()
     return SlotSettings(
-        trainable=study.spec.trainable,
-        num_workers=study.spec.scaling.num_workers,
+        trainable=spec.trainable,
+        num_workers=spec.scaling.num_workers,
         gpus_per_worker=plan.gpus_per_worker or 0.0,
-        cpus_per_worker=study.spec.scaling.cpus_per_worker,
-        accelerator_type=study.spec.scaling.accelerator_type,
-        placement_strategy=study.spec.scaling.placement_strategy,
+        cpus_per_worker=spec.scaling.cpus_per_worker,
+        accelerator_type=spec.scaling.accelerator_type,
+        placement_strategy=spec.scaling.placement_strategy,
         scratch_dir=str(directory / "ray"),
         cache_dir=str(directory / "data"),
-        max_failures=study.spec.failures.max_failures,
+        max_failures=spec.failures.max_failures,
         can_autoscale=cluster.can_autoscale(),
         stop_key=stop_key,
     )

@@ -97,8 +97,11 @@ class TrialSlot(tune.Trainable):
                     return self._heard(reports, saved)
                 self._is_running = False
                 return self._heard(reports, saved, message)
-            elif isinstance(message, Reported) and message.step > self._step:
-                # A retried loop passes again what it had reported before its last checkpoint was left behind.
+            elif isinstance(message, Reported) and message.step <= self._step:
+                # A loop of the user's own that starts again passes what it had reported since its last checkpoint.
+                if message.waits:
+                    self._workers.send(Go(message.number))
+            elif isinstance(message, Reported):
                 self._step, self._is_waiting = message.step, message.waits
                 reports.append(message)
                 if message.waits:

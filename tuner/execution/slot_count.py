@@ -43,10 +43,8 @@ class SlotCount:
     def _count(self, capacity: Capacity) -> None:
         count = slots(self._spec, capacity)
         if not count and self._has_room:
-            self._observer.warning(f"no trial fits the cluster any more, it waits for nodes: {self._lack(capacity)}")
+            lack = shortfall(self._spec, capacity)
+            self._observer.warning(f"no trial fits the cluster any more, it waits for nodes: {lack}")
         self._has_room = bool(count)
         # A study without a slot would be over; one slot waits.
         self._controller.resize(max(1, count), count * self._gpus_per_slot)
-
-    def _lack(self, capacity: Capacity) -> str:
-        return shortfall(self._spec, capacity)

@@ -158,9 +158,6 @@ class WorkerGroup:
         from tuner.execution.trainer import TrainerThread
 
         known = self._settings
-        resources = {"CPU": known.cpus_per_worker}
-        if known.gpus_per_worker:
-            resources["GPU"] = known.gpus_per_worker
         return TrainerThread(
             _serve if known.is_warm else _serve_function,
             {
@@ -169,17 +166,25 @@ class WorkerGroup:
                 "cache_dir": known.cache_dir,
                 "secrets_key": known.secrets_key,
             },
-            ray.train.ScalingConfig(
-                num_workers=known.num_workers,
-                use_gpu=bool(known.gpus_per_worker),
-                resources_per_worker=resources,
-                accelerator_type=known.accelerator_type,
-                placement_strategy=known.placement_strategy,
-            ),
+            scaling_config(known),
             known.scratch_dir,
             can_autoscale=known.can_autoscale,
             has_controller_actor=not known.is_warm,
         )
+
+
+def scaling_config(settings: SlotSettings) -> ray.train.ScalingConfig:
+    """What a trial asks of the cluster, in Ray's words."""
+    resources = {"CPU": settings.cpus_per_worker}
+    if settings.gpus_per_worker:
+        resources["GPU"] = settings.gpus_per_worker
+    return ray.train.ScalingConfig(
+        num_workers=settings.num_workers,
+        use_gpu=bool(settings.gpus_per_worker),
+        resources_per_worker=resources,
+        accelerator_type=settings.accelerator_type,
+        placement_strategy=settings.placement_strategy,
+    )
 
 
 def _serve(service: dict[str, Any]) -> None:

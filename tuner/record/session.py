@@ -52,6 +52,12 @@ class Session:
         self._last_report_at = now
         self._busy_s += busy_s
 
+    @property
+    def size(self) -> tuple[int, float]:
+        """Slots now, and the GPUs that they hold."""
+        _, num_slots, num_gpus = self._sizes[-1]
+        return num_slots, num_gpus
+
     def resize(self, num_slots: int, num_gpus: float) -> None:
         """There are more or fewer slots from now on."""
         self._sizes.append((time.time(), num_slots, num_gpus))
@@ -78,7 +84,7 @@ class Session:
         if limits.max_hours is not None and self._elapsed_s() + self._earlier_s >= limits.max_hours * SECONDS_PER_HOUR:
             return "max_hours"
         _, held_gpu_s = self._held(self._started, time.time())
-        gpu_s = self._earlier_gpu_s + held_gpu_s + self._sizes[-1][2] * LETTING_GO_S
+        gpu_s = self._earlier_gpu_s + held_gpu_s + self.size[1] * LETTING_GO_S
         if limits.max_gpu_hours is not None and gpu_s >= limits.max_gpu_hours * SECONDS_PER_HOUR:
             return "max_gpu_hours"
         return None
@@ -111,7 +117,7 @@ class Session:
         self._next_note = time.monotonic() + NOTE_EVERY_S
         now = time.time()
         slot_s, gpu_s = self._held(self._started, now)
-        _, num_slots, num_gpus = self._sizes[-1]
+        num_slots, num_gpus = self.size
         note = {
             "started": self._started,
             "elapsed_s": now - self._started,
