@@ -7,7 +7,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ray._private.state import actors
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
+from tests.clusters import isolated_node
 from tests.studies import Recorder, study_data, study_spec
 from tuner.execution import search
 from tuner.record.storage import JOURNAL
@@ -23,7 +25,7 @@ from tuner.record.study import Study
 
 LOST_AT_STEP = 5
 HEAD_MAX_STEPS = 200
-MAX_STEPS = 400 if {"drain", "swap"} & set(sys.argv) else 30
+MAX_STEPS = 400 if {"drain", "swap", "join"} & set(sys.argv) else 30
 DRAIN_S = 5.0
 PREEMPTION = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
 
@@ -85,6 +87,21 @@ class NodeSwapper(NodeDrainer):
 
     def resized(self, before: int, after: int) -> None:
         self.sizes.append((before, after))
+
+
+class NodeJoiner(NodeRemover):
+    """Has a node join that keeps the studies' root to itself."""
+
+    def __init__(self, cluster: Cluster, root: Path) -> None:
+        super().__init__(cluster)
+        self._root = root
+
+    def _take(self, node: str) -> None:
+        self._joined = isolated_node(self._root, self._cluster.address)
+
+    def study_ended(self, study: Study) -> None:
+        self._joined.terminate()
+        self._joined.wait(30)
 
 
 class Onlooker(NodeRemover):
@@ -184,7 +201,9 @@ def tune(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "tuner", *arguments], **options)
 
 
-def run(folder: Path, kind: type[NodeRemover], num_nodes: int = 3, num_cpus: int = 1, **scaling: Any) -> dict[str, Any]:
+def run(
+    folder: Path, kind: Callable[[Cluster], NodeRemover], num_nodes: int = 3, num_cpus: int = 1, **scaling: Any
+) -> dict[str, Any]:
     """Run it."""
     cluster = start_cluster(num_nodes, num_cpus)
     remover = kind(cluster)
@@ -219,6 +238,8 @@ if __name__ == "__main__":
         print(json.dumps(lose_head(place)))
     elif "swap" in sys.argv:
         print(json.dumps(run(place, NodeSwapper, num_nodes=1, slots="auto")))
+    elif "join" in sys.argv:
+        print(json.dumps(run(place, partial(NodeJoiner, root=place / "studies"), num_nodes=1, slots="auto")))
     elif "spread" in sys.argv:
         scaling = {"num_workers": 2, "slots": 1, "placement_strategy": "STRICT_SPREAD"}
         print(json.dumps(run(place, Onlooker, num_nodes=2, num_cpus=2, **scaling)))

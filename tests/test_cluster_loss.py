@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cluster_study import HEAD_MAX_STEPS, MAX_STEPS, write_study
+from tests.clusters import can_isolate
 from tests.conftest import REPOSITORY, Tune
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -47,6 +48,16 @@ def test_slots_follow_the_nodes_that_join_and_leave(tmp_path: Path) -> None:
     assert session["slots"] == 1
     assert session["elapsed_s"] < session["slot_s"] < 2 * session["elapsed_s"]
     assert 0 < session["training_share"] <= 1
+
+
+def test_a_node_that_joins_and_does_not_see_the_study_is_not_counted(tmp_path: Path) -> None:
+    if not can_isolate(tmp_path):
+        pytest.skip("a node with a file system of its own takes the rights to mount one")
+    found = run_study(tmp_path, "join")
+    assert [trial[0] for trial in found["trials"]] == ["COMPLETE"] * 4
+    [warning] = found["warnings"]
+    assert f" has joined the cluster and does not see {tmp_path / 'studies' / 'tiny'}: it is not counted" in warning
+    assert found["session"]["slots"] == 1
 
 
 def test_workers_of_a_trial_lie_where_the_study_says(tmp_path: Path) -> None:

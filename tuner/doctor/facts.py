@@ -140,6 +140,14 @@ def storage_fault(name: str, asked: Asked) -> str:
     return ""
 
 
+def reads(path: str, text: str) -> bool:
+    """Whether a file is here, and holds this text."""
+    try:
+        return Path(path).read_text(encoding="utf-8") == text
+    except OSError:
+        return False
+
+
 def mlflow_fault(uri: str) -> str:
     """Why a server cannot be reached from here; empty where it answers, whatever it says."""
     if not uri.startswith(("http://", "https://")):

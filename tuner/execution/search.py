@@ -195,7 +195,7 @@ def _search(study: Study, plan: Plan, observer: Observer, endings: ExitStack) ->
     secrets = _variables(study.spec)[1] if cluster.can_autoscale() else {}
     with _interruptible(controller), endings, kept_in_cluster(f"tune:secrets:{study.dir.resolve()}", secrets) as key:
         settings = replace(slot_settings(study.spec, study.dir, plan, stop_key), secrets_key=key)
-        _run_tune(controller, settings, SlotCount(study.spec, plan, controller, observer))
+        _run_tune(controller, settings, SlotCount(study, plan, controller, observer))
     if controller.failure is not None:
         raise controller.failure
     return study

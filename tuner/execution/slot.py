@@ -177,6 +177,9 @@ class TrialSlot(tune.Trainable):
             # The next attempt makes smaller passes, so this cannot go on for ever.
             self._shrunk_after.add(cause.reason)
             return False
+        if self._is_moving and cause.failure.is_innocent:
+            # Announced, and too soon for a report.
+            return False
         # A worker that is lost again and again without getting any further is lost for a reason.
         return not cause.failure.is_innocent or self._step == self._assignment.reported_step
 

@@ -7,9 +7,11 @@ import time
 from tuner.decisions.controller import StudyController
 from tuner.decisions.observer import Observer
 from tuner.execution import cluster
+from tuner.execution.nodes import staying_nodes
+from tuner.execution.shared_root import Newcomers
 from tuner.planning.capacity import Capacity, shortfall, slots
 from tuner.planning.plan import Plan
-from tuner.study_file.spec import StudySpec
+from tuner.record.study import Study
 
 COUNT_EVERY_S = 3.0
 
@@ -18,13 +20,14 @@ class SlotCount:
     """Keeps the number of trials at once at what the cluster holds, where `scaling.slots` is auto.
 
     Args:
-        spec: The study.
+        study: The study.
         plan: What it was started with: whether workers take GPUs stays as it was then.
         controller: Told of every change.
         observer: Warned when no trial fits any more.
     """
 
-    def __init__(self, spec: StudySpec, plan: Plan, controller: StudyController, observer: Observer) -> None:
+    def __init__(self, study: Study, plan: Plan, controller: StudyController, observer: Observer) -> None:
+        spec = study.spec
         scaling = spec.scaling.model_copy(update={"gpus_per_worker": plan.gpus_per_worker})
         self._spec = spec.model_copy(update={"scaling": scaling})
         self._gpus_per_slot = plan.num_workers * (plan.gpus_per_worker or 0.0)
@@ -33,12 +36,13 @@ class SlotCount:
         self._follows = spec.scaling.slots == "auto" and cluster.can_autoscale()
         self._next_at = time.monotonic() + COUNT_EVERY_S
         self._has_room = True
+        self._newcomers = Newcomers(study.dir, observer)
 
     def update(self) -> None:
         """To be called often; counts every few seconds."""
         if self._follows and time.monotonic() >= self._next_at:
             self._next_at = time.monotonic() + COUNT_EVERY_S
-            self._count(cluster.capacity())
+            self._count(cluster.capacity_of(self._newcomers.those_that_see(staying_nodes())))
 
     def _count(self, capacity: Capacity) -> None:
         count = slots(self._spec, capacity)
