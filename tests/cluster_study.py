@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from ray._private.state import actors
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
+from tests.clusters import isolated_node
 from tests.studies import Recorder, study_data, study_spec
 from tuner.execution import search
 from tuner.record.storage import JOURNAL
@@ -22,7 +25,7 @@ from tuner.record.study import Study
 
 LOST_AT_STEP = 5
 HEAD_MAX_STEPS = 200
-MAX_STEPS = 400 if "drain" in sys.argv else 30
+MAX_STEPS = 400 if {"drain", "swap", "join"} & set(sys.argv) else 30
 DRAIN_S = 5.0
 PREEMPTION = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
 
@@ -33,13 +36,17 @@ class NodeRemover(Recorder):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__()
         self.lost = ""
+        self.places: list[str] = []
+        self.steps_then: dict[int, int] = {}
         self._cluster = cluster
         self._gone_at: float | None = None
 
     def reported(self, number: int, metrics: Mapping[str, float]) -> None:
         super().reported(number, metrics)
         if number == 0 and metrics["step"] == LOST_AT_STEP and not self.lost:
-            self.lost = worker_nodes()[0]
+            self.places = worker_nodes()
+            self.lost = self.places[0]
+            self.steps_then = dict(self.reports)
             self._take(self.lost)
 
     def _take(self, node: str) -> None:
@@ -60,6 +67,48 @@ class NodeDrainer(NodeRemover):
         if self.lost and self._gone_at is not None and time.time() > self._gone_at + DRAIN_S:
             self._gone_at = None
             super()._take(self.lost)
+
+
+class NodeSwapper(NodeDrainer):
+    """Adds a node once trial 0 has got somewhere, and has the first one taken away once a trial runs on the new one."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self.sizes: list[tuple[int, int]] = []
+        self.added = ""
+
+    def reported(self, number: int, metrics: Mapping[str, float]) -> None:
+        Recorder.reported(self, number, metrics)
+        if number == 0 and metrics["step"] == LOST_AT_STEP and not self.added:
+            self.added = self._cluster.add_node(num_cpus=1).node_id
+        if number == 1 and metrics["step"] == LOST_AT_STEP and not self.lost:
+            [self.lost] = set(worker_nodes()) - {self.added}
+            self._take(self.lost)
+
+    def resized(self, before: int, after: int) -> None:
+        self.sizes.append((before, after))
+
+
+class NodeJoiner(NodeRemover):
+    """Has a node join that keeps the studies' root to itself."""
+
+    def __init__(self, cluster: Cluster, root: Path) -> None:
+        super().__init__(cluster)
+        self._root = root
+
+    def _take(self, node: str) -> None:
+        self._joined = isolated_node(self._root, self._cluster.address)
+
+    def study_ended(self, study: Study) -> None:
+        self._joined.terminate()
+        self._joined.wait(30)
+
+
+class Onlooker(NodeRemover):
+    """Takes nothing away."""
+
+    def _take(self, node: str) -> None:
+        pass
 
 
 def worker_nodes() -> list[str]:
@@ -133,11 +182,17 @@ def steps(folder: Path) -> list[int]:
     return [trial.step for trial in Study.open(folder / "studies", "tiny").trials()]
 
 
-def start_cluster() -> Cluster:
-    """A head that trains nothing and three nodes that do."""
+def logged_steps(study: Study, number: int) -> list[int]:
+    """The steps at which a trial's loop reported, those it did twice twice."""
+    log = study.log_path(number).read_text(encoding="utf-8")
+    return [int(found) for found in re.findall(r"^step=(\d+) ", log, re.MULTILINE)]
+
+
+def start_cluster(num_nodes: int = 3, num_cpus: int = 1) -> Cluster:
+    """A head that trains nothing and nodes that do."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    for _ in range(3):
-        cluster.add_node(num_cpus=1)
+    for _ in range(num_nodes):
+        cluster.add_node(num_cpus=num_cpus)
     return cluster
 
 
@@ -146,16 +201,18 @@ def tune(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "tuner", *arguments], **options)
 
 
-def run(folder: Path, kind: type[NodeRemover]) -> dict[str, Any]:
+def run(
+    folder: Path, kind: Callable[[Cluster], NodeRemover], num_nodes: int = 3, num_cpus: int = 1, **scaling: Any
+) -> dict[str, Any]:
     """Run it."""
-    cluster = start_cluster()
+    cluster = start_cluster(num_nodes, num_cpus)
     remover = kind(cluster)
     spec = study_spec(
         folder,
         train={"max_steps": MAX_STEPS},
         search={"num_trials": 4},
         scheduler={"type": "none"},
-        scaling={"slots": 2},
+        scaling={"slots": 2, **scaling},
         failures={"max_failures": 0},
     )
     study = search.run(spec, source_text="", root=folder / "studies", observer=remover, address=cluster.address)
@@ -163,8 +220,13 @@ def run(folder: Path, kind: type[NodeRemover]) -> dict[str, Any]:
     return {
         "lost": remover.lost,
         "warnings": remover.warnings,
+        "steps_then": remover.steps_then,
+        "logged": [logged_steps(study, trial.number) for trial in study.trials()],
         "trials": [[trial.state, trial.step, list(trial.reports), trial.attempts] for trial in study.trials()],
         "started": remover.started,
+        "places": remover.places,
+        "sizes": getattr(remover, "sizes", []),
+        "session": study.sessions()[-1],
     }
 
 
@@ -174,5 +236,12 @@ if __name__ == "__main__":
         print(json.dumps(run_command(place)))
     elif "head" in sys.argv:
         print(json.dumps(lose_head(place)))
+    elif "swap" in sys.argv:
+        print(json.dumps(run(place, NodeSwapper, num_nodes=1, slots="auto")))
+    elif "join" in sys.argv:
+        print(json.dumps(run(place, partial(NodeJoiner, root=place / "studies"), num_nodes=1, slots="auto")))
+    elif "spread" in sys.argv:
+        scaling = {"num_workers": 2, "slots": 1, "placement_strategy": "STRICT_SPREAD"}
+        print(json.dumps(run(place, Onlooker, num_nodes=2, num_cpus=2, **scaling)))
     else:
         print(json.dumps(run(place, NodeDrainer if "drain" in sys.argv else NodeRemover)))

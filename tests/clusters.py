@@ -91,6 +91,20 @@ def cluster(home: Path, num_cpus: int = 2, *, has_dashboard: bool = True) -> Ite
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def can_isolate(folder: Path) -> bool:
+    """Whether this process may mount a file system that no other one sees."""
+    probe = ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs tmpfs {folder}"]
+    return subprocess.run(probe, capture_output=True, check=False).returncode == 0
+
+
+def isolated_node(folder: Path, address: str) -> subprocess.Popen[bytes]:
+    """A node that joins a cluster and sees a file system of its own at `folder`."""
+    command = f"mount -t tmpfs tmpfs {folder} && exec ray start --address={address} --num-cpus=1 --block"
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    variables = {**os.environ, "PATH": path}
+    return subprocess.Popen(["unshare", "--mount", "sh", "-c", command], env=variables, stdout=subprocess.DEVNULL)
+
+
 def free_port() -> int:
     with socket.socket() as server:
         server.bind((HOST, 0))

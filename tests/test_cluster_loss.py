@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cluster_study import HEAD_MAX_STEPS, MAX_STEPS, write_study
+from tests.clusters import can_isolate
 from tests.conftest import REPOSITORY, Tune
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -23,12 +25,46 @@ def test_trials_of_a_lost_node_go_on_elsewhere(tmp_path: Path) -> None:
     assert [trial[:3] for trial in found["trials"]] == [["COMPLETE", MAX_STEPS, list(range(1, MAX_STEPS + 1))]] * 4
 
 
-def test_trials_of_a_preempted_node_go_on_elsewhere_and_it_does_not_count(tmp_path: Path) -> None:
+def test_a_trial_of_a_node_that_is_to_be_taken_away_saves_in_time_and_goes_on_elsewhere(tmp_path: Path) -> None:
     found = run_study(tmp_path, "drain")
     assert found["lost"]
-    assert [trial[:3] for trial in found["trials"]] == [["COMPLETE", 400, list(range(1, 401))]] * 4
-    [warning] = [text for text in found["warnings"] if "starts again" in text]
-    assert "starts again: preempted: " in warning
+    steps = list(range(1, 401))
+    assert [trial[:3] for trial in found["trials"]] == [["COMPLETE", 400, steps]] * 4
+    [(number, step)] = re.findall(r"trial (\d) moves: .* saved at step (\d+)", "\n".join(found["warnings"]))
+    assert int(step) >= found["steps_then"][number]
+    # Not one step is done twice, and no attempt was counted: the study allows none.
+    assert found["logged"] == [steps] * 4
+    assert not any("starts again" in text for text in found["warnings"])
+
+
+def test_slots_follow_the_nodes_that_join_and_leave(tmp_path: Path) -> None:
+    found = run_study(tmp_path, "swap")
+    steps = list(range(1, 401))
+    assert [trial[:3] for trial in found["trials"]] == [["COMPLETE", 400, steps]] * 4
+    # Trial 1 began on the node that joined while trial 0 was running.
+    assert found["sizes"] == [[1, 2], [2, 1]]
+    assert found["logged"] == [steps] * 4
+    session = found["session"]
+    assert session["slots"] == 1
+    assert session["elapsed_s"] < session["slot_s"] < 2 * session["elapsed_s"]
+    assert 0 < session["training_share"] <= 1
+
+
+def test_a_node_that_joins_and_does_not_see_the_study_is_not_counted(tmp_path: Path) -> None:
+    if not can_isolate(tmp_path):
+        pytest.skip("a node with a file system of its own takes the rights to mount one")
+    found = run_study(tmp_path, "join")
+    assert [trial[0] for trial in found["trials"]] == ["COMPLETE"] * 4
+    [warning] = found["warnings"]
+    assert f" has joined the cluster and does not see {tmp_path / 'studies' / 'tiny'}: it is not counted" in warning
+    assert found["session"]["slots"] == 1
+
+
+def test_workers_of_a_trial_lie_where_the_study_says(tmp_path: Path) -> None:
+    found = run_study(tmp_path, "spread")
+    assert [trial[0] for trial in found["trials"]] == ["COMPLETE"] * 4
+    # Either node had room for both.
+    assert len(found["places"]) == len(set(found["places"])) == 2
 
 
 def test_the_command_joins_a_cluster_and_leaves_it_as_it_was(tmp_path: Path) -> None:

@@ -192,12 +192,27 @@ def test_no_more_trials_run_at_once_than_there_are_slots(tmp_path: Path) -> None
     assert not controller.is_exhausted
 
 
+def test_slots_come_and_go_with_the_cluster_and_a_surplus_one_gets_no_next_trial(tmp_path: Path) -> None:
+    controller = open_controller(new_study(tmp_path), num_slots=1)
+    assert controller.next_assignment("a") is not None
+    assert controller.next_assignment("b") is None
+    controller.resize(2, 0.0)
+    assert controller.next_assignment("b") is not None
+    controller.resize(1, 0.0)
+    controller.hear("a", Heard(0, (), (), Ended(0, "diverged", 1)))
+    assert not controller.has_next
+    assert controller.next_assignment("c") is None
+    controller.hear("b", Heard(1, (), (), Ended(1, "diverged", 1)))
+    assert controller.has_next
+    assert controller.next_assignment("c") is not None
+
+
 def test_a_slot_is_kept_for_a_next_trial_only_while_there_is_one(tmp_path: Path) -> None:
     controller = open_controller(new_study(tmp_path, search={"num_trials": 3}), num_slots=2)
     controller.next_assignment("a")
     controller.next_assignment("b")
-    assert controller.has_next
     controller.hear("a", Heard(0, (), (), Ended(0, "diverged", 1)))
+    assert controller.has_next
     controller.next_assignment("c")
     assert not controller.has_next
     controller.lost("b")

@@ -19,8 +19,9 @@ from tests.test_full_disk import Disk, mount
 from tests.test_hub import environment, hub
 from tuner.doctor import checks as doctor
 from tuner.doctor.checks import Finding, Level
-from tuner.doctor.examination import _command, _meeting_place
+from tuner.doctor.examination import _command
 from tuner.doctor.facts import Asked, HostFacts, Room, host_facts, mlflow_fault, rooms
+from tuner.doctor.meeting_place import meeting_place
 from tuner.doctor.network import Network
 
 __all__ = ["hub"]
@@ -204,14 +205,14 @@ def test_a_script_of_this_project_is_recognised(tmp_path: Path, monkeypatch: pyt
 
 def test_a_root_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     # Of the kernel's own file systems none can be written, whoever one is.
-    with _meeting_place(Path("/sys/studies")) as (folder, _, fault):
+    with meeting_place(Path("/sys/studies")) as (folder, _, fault):
         assert folder is None
     assert fault
 
 
 def test_a_root_can_be_looked_at_without_a_trace(tmp_path: Path) -> None:
     root = tmp_path / "studies"
-    with _meeting_place(root) as (folder, secret, fault):
+    with meeting_place(root) as (folder, secret, fault):
         assert folder is not None
         assert (fault, host_facts("n", Asked(str(folder), secret)).storage_fault) == ("", "")
         assert (folder / "n").exists()

@@ -16,15 +16,14 @@ import ray
 from ray._private.services import find_gcs_addresses
 from ray.cluster_utils import Cluster
 
-from tests.conftest import REPOSITORY
+from tests.clusters import can_isolate, isolated_node
+from tests.conftest import REPOSITORY, Tune
 from tests.studies import study_data
 from tests.test_doctor import another_tune, full_disk, refused_uri
 from tests.test_hub import environment, hub
 
 __all__ = ["full_disk", "hub"]
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
-
-NODE_LOCAL = "mount -t tmpfs tmpfs {folder} && exec ray start --address={address} --num-cpus=1 --block"
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +37,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(place: Path) -> Iterator[str]:
     """A head, a node like it, and one that sees another file system at `local`."""
-    probe = ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs tmpfs {place / 'local'}"]
-    if subprocess.run(probe, capture_output=True, check=False).returncode:
+    if not can_isolate(place / "local"):
         pytest.skip("a node with a file system of its own takes the rights to mount one")
     os.environ["PYTHONPATH"] = str(REPOSITORY)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     cluster.add_node(num_cpus=1)
-    command = NODE_LOCAL.format(folder=place / "local", address=cluster.address)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    third = subprocess.Popen(["unshare", "--mount", "sh", "-c", command], env={**os.environ, "PATH": path})
+    third = isolated_node(place / "local", cluster.address)
     try:
         _wait_for_nodes(cluster.address, 3)
         yield cluster.address
@@ -109,6 +105,20 @@ def test_a_root_on_node_local_storage_names_the_node(address: str, place: Path, 
     [(level, text)] = found["storage"]
     assert (code, level) == (3, "fail")
     assert text.endswith("it does not see it")
+    assert list((place / "local").iterdir()) == []
+
+
+def test_a_study_whose_folder_is_not_the_same_on_every_node_is_refused(
+    address: str, place: Path, tmp_path: Path, tune: Tune
+) -> None:
+    file = tmp_path / "tiny.yaml"
+    file.write_text(json.dumps(study_data(tmp_path)), encoding="utf-8")
+    done = tune("run", file, "--address", address, "--root", place / "local", timeout_s=200)
+    assert done.returncode == 3
+    fault, remedy = done.stderr.splitlines()
+    assert fault.startswith(f"{place / 'local'} is not the same on every node, from ")
+    assert fault.endswith(": it does not see it")
+    assert remedy == "Choose a --root on a file system that all nodes share, at the same path."
     assert list((place / "local").iterdir()) == []
 
 

@@ -21,7 +21,7 @@ from tuner.planning.pace import Pace, assumed_pace
 from tuner.planning.plan import Capacity
 from tuner.planning.probe import Stopwatch
 from tuner.planning.rehearsal import rehearse
-from tuner.record.session import Session, refuse_spent
+from tuner.record.session import Session, gpu_hours, refuse_spent, slot_hours
 from tuner.record.study import Study
 from tuner.study_file.extension import extend_spec
 from tuner.study_file.spec import StudySpec, make_spec
@@ -233,6 +233,19 @@ def test_the_session_of_a_limited_study_keeps_what_it_held(tmp_path: Path) -> No
     session.end(None)
     [noted] = study.sessions()
     assert noted["gpus"] == 2.0
+
+
+def test_what_slots_hold_is_counted_as_long_as_they_are_there(tmp_path: Path) -> None:
+    study = study_with(tmp_path, max_gpu_hours=1.0)
+    session = Session(study, 2, 2.0)
+    session.resize(3, 6.0)
+    session.end(None)
+    [noted] = study.sessions()
+    assert (noted["slots"], noted["gpus"]) == (3, 6.0)
+    assert 2 * noted["elapsed_s"] < noted["slot_s"] < 3 * noted["elapsed_s"]
+    assert 2 * noted["elapsed_s"] < noted["gpu_s"] < 6 * noted["elapsed_s"]
+    assert gpu_hours([noted]) == noted["gpu_s"] / 3600
+    assert slot_hours([noted]) == noted["slot_s"] / 3600
 
 
 def test_the_limit_ends_a_study_that_an_extended_one_goes_on_with(tmp_path: Path) -> None:

@@ -318,6 +318,13 @@ def test_what_takes_long_before_the_first_step_is_a_line_now_and_then(demo_study
     assert told == [f"trial 4 tokenises 9000 examples: {share} %" for share in (9, 19)]
 
 
+def test_slots_that_come_and_go_are_a_line(demo_study: Study) -> None:
+    display, stream = shown_by(Lines, Clock())
+    display.study_started(demo_study, make_plan(demo_study.spec, None))
+    display.resized(1, 2)
+    assert stream.getvalue().splitlines()[-1] == "1 slot -> 2 slots"
+
+
 def test_verbose_shows_every_report(demo_study: Study) -> None:
     display, stream = shown_by(Lines, Clock())
     display.is_verbose = True

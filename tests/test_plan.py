@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from tuner.planning.plan import Capacity, make_plan, rungs, shortfall, slots, survivors
+from tuner.planning.capacity import Capacity, Node, shortfall, slots
+from tuner.planning.plan import make_plan, rungs, survivors
 from tuner.study_file.spec import StudySpec, make_spec
 
 STUDY: dict[str, Any] = {
@@ -76,7 +78,7 @@ def test_a_plan_has_no_more_trials_than_configurations() -> None:
     assert "the study ends after 2" in plan.warnings[0]
 
 
-TWO_NODES = Capacity(64, 12, ((32, 8), (32, 4)))
+TWO_NODES = Capacity(64, 12, (Node(32, 8, "H100"), Node(32, 4, "A100")))
 
 
 @pytest.mark.parametrize(
@@ -96,6 +98,16 @@ TWO_NODES = Capacity(64, 12, ((32, 8), (32, 4)))
         ({"cpus_per_worker": 0.1, "gpus_per_worker": 0}, Capacity(0.3, 0), 3),
         ({"cpus_per_worker": 4}, Capacity(2, 0), 0),
         ({"gpus_per_worker": 1}, Capacity(2, 0), 0),
+        ({"accelerator_type": "H100"}, TWO_NODES, 8),
+        ({"accelerator_type": "H100", "num_workers": 9}, TWO_NODES, 0),
+        ({"accelerator_type": "L4"}, TWO_NODES, 0),
+        ({"accelerator_type": "H100"}, Capacity(16, 4), 4),  # nobody knows what they are
+        ({"accelerator_type": "H100"}, Capacity(16, 0), 0),  # auto: it takes a GPU
+        ({"num_workers": 3}, TWO_NODES, 4),
+        ({"num_workers": 3, "placement_strategy": "SPREAD"}, TWO_NODES, 4),
+        ({"num_workers": 3, "placement_strategy": "STRICT_PACK"}, TWO_NODES, 3),
+        ({"num_workers": 2, "placement_strategy": "STRICT_SPREAD"}, TWO_NODES, 4),
+        ({"num_workers": 3, "placement_strategy": "STRICT_SPREAD"}, TWO_NODES, 0),
         ({"slots": 3}, Capacity(16, 8), 3),
         ({"slots": 9}, Capacity(16, 8), 8),
     ],
@@ -110,8 +122,20 @@ def test_a_request_that_never_fits_is_explained() -> None:
     spec = study(scaling={"num_workers": 13})
     assert make_plan(spec, TWO_NODES).shortfall == (
         "requested 13 workers with 1 CPU and 1 GPU each; "
-        "available 32 CPUs and 8 GPUs; 32 CPUs and 4 GPUs: room for 12 of 13 workers"
+        "available 32 CPUs and 8 H100 GPUs; 32 CPUs and 4 A100 GPUs: room for 12 of 13 workers"
     )
+
+
+@pytest.mark.parametrize(
+    ("scaling", "words"),
+    [
+        ({"accelerator_type": "H100", "num_workers": 9}, "1 H100 GPU each; available .* room for 8 of 9 workers"),
+        ({"placement_strategy": "STRICT_PACK", "num_workers": 9}, "each, all on one node; .* room for 8 of 9 workers"),
+        ({"placement_strategy": "STRICT_SPREAD", "num_workers": 3}, "a node of its own; .* room for 2 of 3 workers"),
+    ],
+)
+def test_the_place_that_workers_ask_for_is_named(scaling: dict[str, Any], words: str) -> None:
+    assert re.search(words, shortfall(study(scaling=scaling), TWO_NODES))
 
 
 def test_a_plan_reads_as_lines() -> None:

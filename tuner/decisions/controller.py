@@ -40,7 +40,7 @@ class StudyController:
 
     Args:
         study: Open for writing.
-        num_slots: How many trials run at once.
+        num_slots: How many trials run at once, until `resize`.
         tracker: MLflow.
         observer: Hears of every event.
         stop_slots: Called once when the running trials are to save and let go.
@@ -129,7 +129,7 @@ class StudyController:
     @property
     def has_next(self) -> bool:
         """Whether a slot whose trial has ended will be given another one, as far as that is known."""
-        if self.ended_by is not None or self._is_space_exhausted:
+        if self.ended_by is not None or self._is_space_exhausted or len(self._running) >= self._num_slots:
             return False
         return bool(self._left) or len(self.study.frozen_trials()) < self.spec.search.num_trials
 
@@ -165,6 +165,18 @@ class StudyController:
                 self._finish(running.number, "FAILED", Cause(Failure.LOST, "its slot's process died").reason)
             else:
                 self._left.append(running.number)
+        except Exception as error:
+            self._abort(error)
+
+    def resize(self, num_slots: int, num_gpus: float) -> None:
+        """From now on the cluster holds so many trials at once; those that run go on, wherever there is room."""
+        if (num_slots, num_gpus) == self.session.size:
+            return
+        try:
+            before, self._num_slots = self._num_slots, num_slots
+            self.session.resize(num_slots, num_gpus)
+            if before != num_slots:
+                self._observer.resized(before, num_slots)
         except Exception as error:
             self._abort(error)
 

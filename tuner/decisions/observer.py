@@ -40,6 +40,9 @@ class Observer:
     def warning(self, text: str) -> None:
         """Something went wrong that the study survives; `text` is one line."""
 
+    def resized(self, before: int, after: int) -> None:
+        """Another number of trials runs at once from now on, since nodes have joined the cluster or left it."""
+
     def tick(self, training_share: float) -> None:
         """Called about once a second with the share of slot time spent in training steps, 0 to 1."""
 

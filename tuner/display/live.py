@@ -96,6 +96,9 @@ class Lines(Quiet):
             numbers = [f"{name} {text.number(value)}" for name, value in metrics.items() if name != "step"]
             self._say(f"trial {number} at step {int(metrics.get('step', 0))}: {', '.join(numbers)}")
 
+    def resized(self, before: int, after: int) -> None:
+        self._say(f"{text.plural(before, 'slot')} -> {text.plural(after, 'slot')}")
+
     def trial_ended(self, record: TrialRecord) -> None:
         if self._board is None:
             return

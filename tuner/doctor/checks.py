@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from tuner import text
+from tuner.doctor.meeting_place import REMEDY
 
 if TYPE_CHECKING:
     from tuner.doctor.facts import HostFacts, Room
@@ -183,8 +184,7 @@ def check_storage(hosts: Sequence[HostFacts], unseen: Sequence[str], root: str) 
     faults = {host.name: host.storage_fault for host in hosts if host.storage_fault}
     faults |= {name: "what it writes there does not arrive here" for name in unseen if name not in faults}
     for name, fault in faults.items():
-        remedy = "Choose a --root on a file system that all nodes share, at the same path."
-        yield Finding("storage", Level.FAIL, f"{root} from {name}: {fault}", remedy)
+        yield Finding("storage", Level.FAIL, f"{root} from {name}: {fault}", REMEDY)
     if not faults:
         where = "" if len(hosts) == 1 else f", the same from all {len(hosts)} nodes"
         yield Finding("storage", Level.OK, f"{root} can be written{where}")

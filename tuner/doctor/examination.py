@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.doctor import checks as doctor
 from tuner.doctor.checks import Finding, Level
 from tuner.doctor.facts import Asked, rooms
+from tuner.doctor.meeting_place import meeting_place
 from tuner.errors import TrackingError, TuneError
 from tuner.tracking.target import Target, check_target, resolve_target
 
 if TYPE_CHECKING:
-    from tuner.planning.plan import Capacity
+    from tuner.planning.capacity import Capacity
     from tuner.study_file.spec import StudySpec
 
 MINE = "tuner.cli"
@@ -32,7 +30,7 @@ def examine(*, address: str | None, root: Path, spec: StudySpec | None) -> list[
         spec: A study that is to run here, if any.
     """
     findings = [_command(), _instances(address)]
-    with _meeting_place(root) as (folder, secret, fault):
+    with meeting_place(root) as (folder, secret, fault):
         findings += doctor.check_root(fault, str(root))
         try:
             findings += _on_the_cluster(address, root, spec, folder, secret)
@@ -97,7 +95,7 @@ def _on_the_cluster(
 
 
 def _fit(spec: StudySpec, capacity: Capacity) -> Finding:
-    from tuner.planning.plan import shortfall, slots
+    from tuner.planning.capacity import shortfall, slots
 
     if lacking := shortfall(spec, capacity):
         return Finding("study", Level.FAIL, lacking, "Lower scaling.num_workers or the resources per worker.")
@@ -127,23 +125,3 @@ def _mlflow_fault(target: Target | None) -> str:
         return "" if target is None else "; ".join(check_target(target))
     except TrackingError as error:
         return f"{error.message}. {error.remedy}"
-
-
-@contextmanager
-def _meeting_place(root: Path) -> Iterator[tuple[Path | None, str, str]]:
-    """A folder in the root where every node leaves a file, its secret, and why it cannot be made; gone afterwards."""
-    secret, is_new = secrets.token_hex(8), not root.exists()
-    folder = root.absolute() / f".doctor-{secret}"
-    try:
-        folder.mkdir(parents=True)
-        (folder / "driver").write_text(secret, encoding="utf-8")
-    except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        yield None, secret, error.strerror or type(error).__name__
-        return
-    try:
-        yield folder, secret, ""
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if is_new and not os.listdir(root):
-            root.rmdir()

@@ -89,7 +89,7 @@ def host_facts(name: str, asked: Asked) -> HostFacts:
         versions={"python": platform.python_version(), **{library: version(library) for library in VERSIONS}},
         gpus=gpus,
         driver=driver,
-        storage_fault=_storage_fault(asked, name),
+        storage_fault=storage_fault(name, asked),
         room=rooms(Path(asked.folder)),
         mlflow_fault=mlflow_fault(asked.mlflow_uri),
         hub=hub,
@@ -126,7 +126,8 @@ def _gpus() -> tuple[tuple[str, ...], str]:
     return tuple(name.strip() for name, _, _ in rows), rows[0][2].strip() if rows else ""
 
 
-def _storage_fault(asked: Asked, name: str) -> str:
+def storage_fault(name: str, asked: Asked) -> str:
+    """Why this host cannot use the studies' root; empty where it can."""
     folder = Path(asked.folder)
     try:
         if (folder / "driver").read_text(encoding="utf-8") != asked.secret:
@@ -137,6 +138,14 @@ def _storage_fault(asked: Asked, name: str) -> str:
     except OSError as error:
         return f"it cannot write there: {error.strerror}"
     return ""
+
+
+def reads(path: str, text: str) -> bool:
+    """Whether a file is here, and holds this text."""
+    try:
+        return Path(path).read_text(encoding="utf-8") == text
+    except OSError:
+        return False
 
 
 def mlflow_fault(uri: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from tuner.doctor.facts import Asked, HostFacts, clock, host_facts
+from tuner.doctor.facts import Asked, HostFacts, clock, host_facts, reads, storage_fault
 from tuner.doctor.network import Network, measure
 
 ANSWER_TIMEOUT_S = 90.0
@@ -31,6 +32,22 @@ def ask_nodes(asked: Asked) -> tuple[list[HostFacts], list[str]]:
         except (GetTimeoutError, RayError):
             silent.append(name)
     return found, silent
+
+
+def asked_to_read(node: dict[str, Any], path: str, text: str) -> Any:
+    """A node's answer to come, whether it reads this text in a file."""
+    return _on(node, reads, path, text)
+
+
+def storage_faults(node_ids: Collection[str], asked: Asked) -> dict[str, str]:
+    """Why nodes cannot use the studies' root, by name; those that can, and those that do not answer, are left out."""
+    nodes = {name: node for name, node in _live().items() if node["NodeID"] in node_ids}
+    pending = {name: _on(node, storage_fault, name, asked) for name, node in nodes.items()}
+    deadline, faults = time.monotonic() + ANSWER_TIMEOUT_S, {}
+    for name, answer in pending.items():
+        with suppress(GetTimeoutError, RayError):
+            faults[name] = str(ray.get(answer, timeout=max(0.1, deadline - time.monotonic())))
+    return {name: fault for name, fault in faults.items() if fault}
 
 
 def measure_network() -> Network:

@@ -14,8 +14,9 @@ import ray
 from tuner.errors import ClusterError
 from tuner.execution.address import check_reachable, is_outside, reason_of
 from tuner.execution.cluster_token import settle_token
+from tuner.execution.nodes import staying_nodes
 from tuner.execution.sweeper import sweeping
-from tuner.planning.plan import Capacity
+from tuner.planning.capacity import Capacity, Node
 from tuner.processes import handling_signals, python_path
 
 # Read by Tune and Train when they start; a study never needs what they turn off. See each name's documentation.
@@ -38,6 +39,9 @@ ENVIRONMENT = {
 
 # Ray gives a head that does not answer 60 s. One that was started here never comes back.
 HEAD_PATIENCE_S, LOCAL_HEAD_PATIENCE_S = 45.0, 5.0
+
+# Ray's own resource of a node with such GPUs.
+ACCELERATOR = "accelerator_type:"
 
 # Set while the cluster is one that `connected` has started.
 LOCAL = "TUNER_LOCAL_CLUSTER"
@@ -141,10 +145,14 @@ def _init(**options: Any) -> None:
 
 
 def capacity() -> Capacity:
-    """CPUs and GPUs of the cluster as a whole and of each live node."""
-    found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    nodes = tuple(_node_capacity(node["Resources"]) for node in found if node["Alive"])
-    return Capacity(cpus=sum(cpus for cpus, _ in nodes), gpus=sum(gpus for _, gpus in nodes), nodes=nodes)
+    """CPUs and GPUs of the cluster as a whole and of each live node that is to stay."""
+    return capacity_of(staying_nodes())
+
+
+def capacity_of(found: list[dict[str, Any]]) -> Capacity:
+    """The same of nodes as `ray.nodes()` describes them."""
+    nodes = tuple(_node_capacity(node["Resources"]) for node in found)
+    return Capacity(cpus=sum(node.cpus for node in nodes), gpus=sum(node.gpus for node in nodes), nodes=nodes)
 
 
 def head() -> tuple[str, float]:
@@ -157,5 +165,6 @@ def can_autoscale() -> bool:
     return os.environ.get(LOCAL) != "1"
 
 
-def _node_capacity(resources: dict[str, Any]) -> tuple[float, float]:
-    return float(resources.get("CPU", 0.0)), float(resources.get("GPU", 0.0))
+def _node_capacity(resources: dict[str, Any]) -> Node:
+    named = (name.removeprefix(ACCELERATOR) for name in resources if name.startswith(ACCELERATOR))
+    return Node(float(resources.get("CPU", 0.0)), float(resources.get("GPU", 0.0)), next(named, ""))

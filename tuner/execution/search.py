@@ -22,7 +22,9 @@ from tuner.decisions.observer import Observer
 from tuner.errors import ClusterError, InputError
 from tuner.execution import cluster
 from tuner.execution.head_watch import leaving_lost_cluster
+from tuner.execution.shared_root import check_shared
 from tuner.execution.slot import TrialSlot
+from tuner.execution.slot_count import SlotCount
 from tuner.execution.worker_group import SlotSettings, free_placement_group
 from tuner.planning.plan import Plan, make_plan
 from tuner.planning.space import check_room
@@ -74,6 +76,7 @@ def run(
         leaving_lost_cluster(observer, root / spec.study) as endings,
     ):
         plan = _plan(spec)
+        check_shared(spec, root)
         check_room(spec, root, plan.slots or 1)
         study = Study.create(spec, source_text, root)
         return _search(study, plan, observer, endings)
@@ -121,7 +124,9 @@ def resume(
             cluster.connected(address, env),
             leaving_lost_cluster(observer, study.dir) as endings,
         ):
-            return _search(study, _plan(study.spec), observer, endings)
+            plan = _plan(study.spec)
+            check_shared(study.spec, study.dir.parent)
+            return _search(study, plan, observer, endings)
     finally:
         study.close()
 
@@ -189,7 +194,8 @@ def _search(study: Study, plan: Plan, observer: Observer, endings: ExitStack) ->
     # Workers of a cluster that was started here inherit them.
     secrets = _variables(study.spec)[1] if cluster.can_autoscale() else {}
     with _interruptible(controller), endings, kept_in_cluster(f"tune:secrets:{study.dir.resolve()}", secrets) as key:
-        _run_tune(controller, replace(_settings(study, plan, stop_key), secrets_key=key), plan.slots)
+        settings = replace(slot_settings(study.spec, study.dir, plan, stop_key), secrets_key=key)
+        _run_tune(controller, settings, SlotCount(study, plan, controller, observer))
     if controller.failure is not None:
         raise controller.failure
     return study
@@ -213,7 +219,7 @@ def _summary(study: Study) -> dict[str, Any]:
     return study.status() | {"state": study.state_at_rest()} | overview(study)
 
 
-def _run_tune(controller: StudyController, settings: SlotSettings, num_slots: int) -> None:
+def _run_tune(controller: StudyController, settings: SlotSettings, slot_count: SlotCount) -> None:
     from ray import tune
 
     from tuner.execution.schedulers import StudyScheduler
@@ -223,12 +229,14 @@ def _run_tune(controller: StudyController, settings: SlotSettings, num_slots: in
         """Tune's loop turns at least ten times a second."""
 
         def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+            slot_count.update()
             controller.tick()
 
     # What befalls a slot or Tune's scratch is told by the study itself, in a line.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    # All slots start at once; Tune would wait for each before it asks for the next.
-    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(num_slots)
+    # All slots start at once; Tune would wait for each before it asks for the next. How many they are is the
+    # controller's to say, whenever it is asked.
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(controller.spec.search.num_trials)
     tune.run(
         TrialSlot,
         name="tune",
@@ -249,16 +257,19 @@ def _run_tune(controller: StudyController, settings: SlotSettings, num_slots: in
     )
 
 
-def _settings(study: Study, plan: Plan, stop_key: str) -> SlotSettings:
-    directory = study.dir.resolve()
+def slot_settings(spec: StudySpec, study_dir: Path, plan: Plan, stop_key: str) -> SlotSettings:
+    """What each slot is told of the study; see SlotSettings."""
+    directory = study_dir.resolve()
     return SlotSettings(
-        trainable=study.spec.trainable,
-        num_workers=study.spec.scaling.num_workers,
+        trainable=spec.trainable,
+        num_workers=spec.scaling.num_workers,
         gpus_per_worker=plan.gpus_per_worker or 0.0,
-        cpus_per_worker=study.spec.scaling.cpus_per_worker,
+        cpus_per_worker=spec.scaling.cpus_per_worker,
+        accelerator_type=spec.scaling.accelerator_type,
+        placement_strategy=spec.scaling.placement_strategy,
         scratch_dir=str(directory / "ray"),
         cache_dir=str(directory / "data"),
-        max_failures=study.spec.failures.max_failures,
+        max_failures=spec.failures.max_failures,
         can_autoscale=cluster.can_autoscale(),
         stop_key=stop_key,
     )

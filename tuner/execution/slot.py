@@ -2,7 +2,8 @@
 
 Tune sees an ordinary Trainable whose actor is reused. Behind it ONE TorchTrainer run outlives the trials: its worker
 processes, process group, device context and data stay, so that the next trial starts in milliseconds. A worker group
-that dies is started anew and the trial goes on from its newest complete checkpoint; Tune never hears of it.
+that dies is started anew and the trial goes on from its newest complete checkpoint; Tune never hears of it. Where the
+cluster says that a node will be taken away, the trial saves at its next report and goes on from there on another one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tuner.execution.channel import Assignment, Ended, Go, Heard, Preparing, Rep
 from tuner.execution.worker_group import PATIENCE_S, SlotSettings, WorkerGroup
 
 POLL_S = 0.2
-# How often a slot looks whether the study is being interrupted.
+# How often a slot looks whether the study is being interrupted, or a node of its workers is about to be taken away.
 LOOK_S = 0.5
 
 
@@ -72,7 +73,7 @@ class TrialSlot(tune.Trainable):
 
     def _start(self) -> None:
         # Handed over as soon as there are workers to take it; see _receive.
-        self._is_started = False
+        self._is_started = self._is_moving = False
         self._workers.make_ready()
 
     def _listen(self) -> Heard:
@@ -93,7 +94,9 @@ class TrialSlot(tune.Trainable):
                 return replace(self._heard(reports, saved), preparing=message.text)
             elif isinstance(message, Warned):
                 self._warnings.append(message.text)
-            elif isinstance(message, Ended) and not self._retries(message):
+            elif isinstance(message, Ended):
+                if self._moves(message) or self._retries(message):
+                    return self._heard(reports, saved)
                 self._is_running = False
                 return self._heard(reports, saved, message)
             elif isinstance(message, Reported) and message.step > self._step:
@@ -133,10 +136,29 @@ class TrialSlot(tune.Trainable):
             return False
         self._next_look_at = now + LOOK_S
         if not self._is_interrupted():
+            self._leave_in_time()
             return False
         self._asked_to_stop_at = now
         self._workers.send(Stop(self._assignment.number, save=True))
         return not self._is_started
+
+    def _leave_in_time(self) -> None:
+        """Ask for a checkpoint once it is known that a node of the workers goes; what is lost later is tried again."""
+        if self._is_started and not self._is_moving and self._workers.is_on_leaving_node:
+            self._is_moving = True
+            self._workers.send(Stop(self._assignment.number, save=True))
+
+    def _moves(self, ended: Ended) -> bool:
+        """Start the trial again elsewhere, from the checkpoint that it was asked for; costs no attempt."""
+        if not self._is_moving or ended.outcome != "stopped" or self._asked_to_stop_at is not None:
+            return False
+        why = "a node it trained on is about to be taken away"
+        self._warnings.append(f"trial {ended.number} moves: {why}; it was saved at step {self._step}")
+        # Warm workers on the other nodes would wait for a rank that is gone.
+        self._workers.end()
+        self._assignment = replace(self._assignment, reported_step=self._step)
+        self._start()
+        return True
 
     def _retries(self, ended: Ended) -> bool:
         """Start the trial again after a failure, while it has attempts left and no error came twice."""
@@ -156,6 +178,9 @@ class TrialSlot(tune.Trainable):
         if cause.failure is Failure.TOO_LARGE and cause.reason not in self._shrunk_after:
             # The next attempt makes smaller passes, so this cannot go on for ever.
             self._shrunk_after.add(cause.reason)
+            return False
+        if self._is_moving and cause.failure.is_innocent:
+            # Announced, and too soon for a report.
             return False
         # A worker that is lost again and again without getting any further is lost for a reason.
         return not cause.failure.is_innocent or self._step == self._assignment.reported_step

@@ -14,10 +14,11 @@ import ray
 import ray.train
 from ray._raylet import PlacementGroupID
 from ray.experimental import internal_kv
-from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
 from tuner.decisions.failures import Cause, cause_of_group_end
 from tuner.execution.channel import Endpoint, Hello, Quit
+from tuner.execution.nodes import leaving_nodes
 from tuner.study_file.variables import receive
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class SlotSettings:
         num_workers: Ray Train workers a trial.
         gpus_per_worker: GPUs of each; 0 for none.
         cpus_per_worker: CPUs of each.
+        accelerator_type: Which GPUs, as Ray names them; None: any.
+        placement_strategy: How the workers of a trial lie on the nodes, as Ray names it.
         scratch_dir: Ray Train's own folder.
         cache_dir: Tokenised data.
         max_failures: Fresh attempts a trial gets after a failure.
@@ -48,6 +51,8 @@ class SlotSettings:
     num_workers: int
     gpus_per_worker: float
     cpus_per_worker: float
+    accelerator_type: str | None
+    placement_strategy: str
     scratch_dir: str
     cache_dir: str
     max_failures: int
@@ -69,6 +74,7 @@ class WorkerGroup:
         self._endpoint = Endpoint(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         self._trainer: TrainerThread | None = None
         self._hello: Hello | None = None
+        self._nodes: frozenset[str] = frozenset()
 
     @property
     def is_ready(self) -> bool:
@@ -79,6 +85,11 @@ class WorkerGroup:
     def is_alive(self) -> bool:
         """Whether the workers are there or on their way."""
         return self._trainer is not None and self._trainer.is_alive
+
+    @property
+    def is_on_leaving_node(self) -> bool:
+        """Whether the cluster has been told that a node of theirs will be taken away."""
+        return self._settings.can_autoscale and not self._nodes.isdisjoint(leaving_nodes())
 
     def make_ready(self) -> None:
         """See that there are workers for the next trial, warm ones where they can be."""
@@ -99,7 +110,7 @@ class WorkerGroup:
             self._hello = None
             return None
         if isinstance(message, Hello):
-            self._hello = message
+            self._hello, self._nodes = message, _nodes_of(message.placement_group)
             return None
         return message
 
@@ -112,6 +123,7 @@ class WorkerGroup:
             ray.kill(self._hello.actor)
             self._trainer.join(PATIENCE_S)
         self._trainer = self._hello = None
+        self._nodes = frozenset()
         self._endpoint.hang_up()
 
     def close(self) -> None:
@@ -146,9 +158,6 @@ class WorkerGroup:
         from tuner.execution.trainer import TrainerThread
 
         known = self._settings
-        resources = {"CPU": known.cpus_per_worker}
-        if known.gpus_per_worker:
-            resources["GPU"] = known.gpus_per_worker
         return TrainerThread(
             _serve if known.is_warm else _serve_function,
             {
@@ -157,15 +166,25 @@ class WorkerGroup:
                 "cache_dir": known.cache_dir,
                 "secrets_key": known.secrets_key,
             },
-            ray.train.ScalingConfig(
-                num_workers=known.num_workers,
-                use_gpu=bool(known.gpus_per_worker),
-                resources_per_worker=resources,
-            ),
+            scaling_config(known),
             known.scratch_dir,
             can_autoscale=known.can_autoscale,
             has_controller_actor=not known.is_warm,
         )
+
+
+def scaling_config(settings: SlotSettings) -> ray.train.ScalingConfig:
+    """What a trial asks of the cluster, in Ray's words."""
+    resources = {"CPU": settings.cpus_per_worker}
+    if settings.gpus_per_worker:
+        resources["GPU"] = settings.gpus_per_worker
+    return ray.train.ScalingConfig(
+        num_workers=settings.num_workers,
+        use_gpu=bool(settings.gpus_per_worker),
+        resources_per_worker=resources,
+        accelerator_type=settings.accelerator_type,
+        placement_strategy=settings.placement_strategy,
+    )
 
 
 def _serve(service: dict[str, Any]) -> None:
@@ -181,6 +200,14 @@ def _serve_function(service: dict[str, Any]) -> None:
     from tuner.execution.train_function import serve
 
     serve(service)
+
+
+def _nodes_of(placement_group: str) -> frozenset[str]:
+    """Ids of the nodes that hold it."""
+    if not placement_group:
+        return frozenset()
+    table = placement_group_table(PlacementGroup(PlacementGroupID(bytes.fromhex(placement_group))))
+    return frozenset(table.get("bundles_to_node_id", {}).values())
 
 
 def free_placement_group(prefix: str, number: int) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.record.record import TrialRecord
+from tuner.record.session import slot_hours
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -49,7 +50,7 @@ def study_cost(records: Sequence[TrialRecord], sessions: Iterable[Mapping[str, A
     pace = _hours_a_step(records)
     return Cost(
         hours=sum(sitting["elapsed_s"] for sitting in sittings) / SECONDS_PER_HOUR,
-        slot_hours=sum(sitting["elapsed_s"] * sitting["slots"] for sitting in sittings) / SECONDS_PER_HOUR,
+        slot_hours=slot_hours(sittings),
         trial_hours=sum(filter(None, map(_hours, records))),
         steps=steps,
         steps_saved=saved,

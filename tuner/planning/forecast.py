@@ -8,9 +8,10 @@ from typing import Any
 
 from tuner import text
 from tuner.decisions.early_stopping import NeverStop, StoppingRule, make_rule
+from tuner.planning.capacity import Capacity, Node, gpus_per_worker, slots
 from tuner.planning.cost import SECONDS_PER_HOUR
 from tuner.planning.pace import Assumption, Pace, assumed_pace
-from tuner.planning.plan import Capacity, Plan, gpus_per_worker, make_plan, slots
+from tuner.planning.plan import Plan, make_plan
 from tuner.planning.rehearsal import Course, rehearse
 from tuner.planning.space import num_kept
 from tuner.study_file.spec import StudySpec
@@ -228,10 +229,12 @@ def _range(values: Sequence[float]) -> Range:
 def _just_enough(spec: StudySpec, capacity: Capacity) -> Capacity:
     """A cluster that holds as many trials as the study names, or one."""
     trials = 1 if spec.scaling.slots == "auto" else spec.scaling.slots
-    workers = trials * spec.scaling.num_workers
-    gpus = gpus_per_worker(spec, capacity) or 0.0
-    # Whole GPUs, one a worker: shares of one never span two.
-    return Capacity(workers * spec.scaling.cpus_per_worker, workers * max(gpus, 1.0) if gpus else 0.0)
+    num_workers, gpus = spec.scaling.num_workers, gpus_per_worker(spec, capacity) or 0.0
+    # As many nodes as a trial has workers, for whatever placement; whole GPUs: shares of one never span two.
+    room = trials * (num_workers if spec.scaling.placement_strategy == "STRICT_PACK" else 1)
+    node = Node(room * spec.scaling.cpus_per_worker, room * max(gpus, 1.0) if gpus else 0.0)
+    num_nodes = 1 if spec.scaling.placement_strategy == "STRICT_PACK" else num_workers
+    return Capacity(num_nodes * node.cpus, num_nodes * node.gpus, (node,) * num_nodes)
 
 
 def _cluster_words(capacity: Capacity) -> str:

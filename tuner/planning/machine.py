@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from tuner.planning.plan import Capacity
+from tuner.planning.capacity import Capacity
 
 
 def this_machine() -> Capacity:

@@ -1,4 +1,4 @@
-"""What a study will do before it does it: rungs, expected survivors, steps, and how many trials fit at once."""
+"""What a study will do before it does it: rungs, expected survivors, steps, and what a trial takes."""
 
 from __future__ import annotations
 
@@ -7,27 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tuner.planning.capacity import Capacity, amount, gpus_per_worker, shortfall, slots
+
 if TYPE_CHECKING:
     from tuner.study_file.search_space import Parameter
     from tuner.study_file.spec import StudySpec
-
-# Ray counts resources in ten-thousandths; sums of fractions such as 0.1 must not miss by a rounding error.
-_UNITS = 10_000
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """What a cluster has.
-
-    Attributes:
-        cpus: CPU cores in all.
-        gpus: GPUs in all.
-        nodes: (cpus, gpus) of each node; empty when the totals are those of a single node.
-    """
-
-    cpus: float
-    gpus: float
-    nodes: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,6 +43,7 @@ class Plan:
         num_workers: Workers of a trial.
         cpus_per_worker: CPU cores of a worker.
         gpus_per_worker: GPUs of a worker; None while the cluster is not known.
+        accelerator_type: Of those GPUs; None: any.
         slots: Trials at once; None while the cluster is not known.
         memory: What a worker's device must hold; why that is not known, where it is not; empty for a trainable of the
             user's own.
@@ -78,6 +63,7 @@ class Plan:
     cpus_per_worker: float
     gpus_per_worker: float | None
     slots: int | None
+    accelerator_type: str | None = None
     memory: str = ""
     shortfall: str = ""
     warnings: tuple[str, ...] = ()
@@ -120,8 +106,9 @@ class Plan:
         return f"about {self.steps_with_stopping} ({full})"
 
     def _worker(self) -> str:
-        gpus = "1 GPU where there are GPUs" if self.gpus_per_worker is None else _amount(self.gpus_per_worker, "GPU")
-        return f"{_amount(self.cpus_per_worker, 'CPU')} and {gpus}"
+        noun = f"{self.accelerator_type or ''} GPU".strip()
+        gpus = "1 GPU where there are GPUs" if self.gpus_per_worker is None else amount(self.gpus_per_worker, noun)
+        return f"{amount(self.cpus_per_worker, 'CPU')} and {gpus}"
 
 
 def rungs(grace_period: int, max_t: int, reduction_factor: int) -> list[int]:
@@ -175,41 +162,11 @@ def make_plan(spec: StudySpec, capacity: Capacity | None) -> Plan:
         cpus_per_worker=spec.scaling.cpus_per_worker,
         gpus_per_worker=gpus_per_worker(spec, capacity),
         slots=_planned_slots(spec, capacity),
+        accelerator_type=spec.scaling.accelerator_type,
         memory=memory_per_worker(spec, capacity),
         shortfall="" if capacity is None else shortfall(spec, capacity),
         warnings=tuple(spec.warnings()),
     )
-
-
-def slots(spec: StudySpec, capacity: Capacity) -> int:
-    """Trials that run at once: as many as the cluster holds, the study allows, and there are; 0: not even one fits.
-
-    A worker must fit on one node; the workers of a trial may spread over several.
-    """
-    most = spec.search.num_trials if spec.scaling.slots == "auto" else min(spec.scaling.slots, spec.search.num_trials)
-    return min(most, _fitting_trials(spec, capacity))
-
-
-def shortfall(spec: StudySpec, capacity: Capacity) -> str:
-    """One sentence, requested against available; empty when the study fits."""
-    if slots(spec, capacity):
-        return ""
-    scaling, gpus = spec.scaling, gpus_per_worker(spec, capacity)
-    per_worker = f"{_amount(scaling.cpus_per_worker, 'CPU')} and {_amount(gpus or 0, 'GPU')} each"
-    requested = f"{_amount(scaling.num_workers, 'worker')} with {per_worker}"
-    fitting = sum(_workers_on(node, spec, capacity) for node in _nodes(capacity))
-    nodes = "; ".join(f"{_amount(cpus, 'CPU')} and {_amount(gpus, 'GPU')}" for cpus, gpus in _nodes(capacity)[:8])
-    more = f"; ... {len(capacity.nodes)} nodes in all" if len(capacity.nodes) > 8 else ""
-    room = f"room for {fitting} of {_amount(scaling.num_workers, 'worker')}"
-    return f"requested {requested}; available {nodes or 'no node'}{more}: {room}"
-
-
-def gpus_per_worker(spec: StudySpec, capacity: Capacity | None) -> float | None:
-    """GPUs a worker takes; `auto` is 1 where the cluster has GPUs, else 0, and None while that is not known."""
-    asked = spec.scaling.gpus_per_worker
-    if asked != "auto":
-        return asked
-    return None if capacity is None else float(capacity.gpus > 0)
 
 
 def memory_per_worker(spec: StudySpec, capacity: Capacity | None) -> str:
@@ -295,30 +252,3 @@ def _planned_slots(spec: StudySpec, capacity: Capacity | None) -> int | None:
     if capacity is not None:
         return slots(spec, capacity)
     return None if spec.scaling.slots == "auto" else spec.scaling.slots
-
-
-def _nodes(capacity: Capacity) -> tuple[tuple[float, float], ...]:
-    return capacity.nodes or ((capacity.cpus, capacity.gpus),)
-
-
-def _fitting_trials(spec: StudySpec, capacity: Capacity) -> int:
-    return sum(_workers_on(node, spec, capacity) for node in _nodes(capacity)) // spec.scaling.num_workers
-
-
-def _workers_on(node: tuple[float, float], spec: StudySpec, capacity: Capacity) -> int:
-    gpus = gpus_per_worker(spec, capacity) or 0.0
-    fits = [_times(node[0], spec.scaling.cpus_per_worker)]
-    if 0 < gpus < 1:
-        # Workers share a GPU, but none spans two of them.
-        fits.append(math.floor(node[1]) * _times(1, gpus))
-    elif gpus:
-        fits.append(_times(node[1], gpus))
-    return min(fits)
-
-
-def _times(available: float, needed: float) -> int:
-    return round(available * _UNITS) // max(1, round(needed * _UNITS))
-
-
-def _amount(value: float, noun: str) -> str:
-    return f"{value:g} {noun}{'' if value == 1 else 's'}"

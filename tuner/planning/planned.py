@@ -10,8 +10,8 @@ from tuner.study_file.spec import StudySpec
 
 if TYPE_CHECKING:
     from tuner.decisions.observer import Observer
+    from tuner.planning.capacity import Capacity
     from tuner.planning.pace import Pace
-    from tuner.planning.plan import Capacity
 
 
 def plan(

@@ -33,11 +33,11 @@ class Session:
         earlier = study.sessions()
         self._study = study
         self._key = f"session:{len(earlier)}"
-        self._num_slots = num_slots
-        self._num_gpus = num_gpus
         self._earlier_s = sum(session["elapsed_s"] for session in earlier)
         self._earlier_gpu_s = gpu_hours(earlier) * SECONDS_PER_HOUR
         self._started = time.time()
+        # Since when there have been so many slots, which hold so many GPUs.
+        self._sizes = [(self._started, num_slots, num_gpus)]
         self._first_step_at: float | None = None
         self._last_report_at: float | None = None
         self._busy_s = 0.0
@@ -52,11 +52,22 @@ class Session:
         self._last_report_at = now
         self._busy_s += busy_s
 
+    @property
+    def size(self) -> tuple[int, float]:
+        """Slots now, and the GPUs that they hold."""
+        _, num_slots, num_gpus = self._sizes[-1]
+        return num_slots, num_gpus
+
+    def resize(self, num_slots: int, num_gpus: float) -> None:
+        """There are more or fewer slots from now on."""
+        self._sizes.append((time.time(), num_slots, num_gpus))
+        self._write()
+
     def training_share(self) -> float:
         """Share of the slots' time since the first step that was spent training, 0 to 1."""
         if self._first_step_at is None or self._last_report_at is None:
             return 0.0
-        available_s = (self._last_report_at - self._first_step_at) * self._num_slots
+        available_s, _ = self._held(self._first_step_at, self._last_report_at)
         return min(1.0, self._busy_s / available_s) if available_s > 0 else 0.0
 
     def is_due(self) -> bool:
@@ -72,7 +83,8 @@ class Session:
         limits = self._study.spec.search
         if limits.max_hours is not None and self._elapsed_s() + self._earlier_s >= limits.max_hours * SECONDS_PER_HOUR:
             return "max_hours"
-        gpu_s = self._earlier_gpu_s + self._num_gpus * (self._elapsed_s() + LETTING_GO_S)
+        _, held_gpu_s = self._held(self._started, time.time())
+        gpu_s = self._earlier_gpu_s + held_gpu_s + self.size[1] * LETTING_GO_S
         if limits.max_gpu_hours is not None and gpu_s >= limits.max_gpu_hours * SECONDS_PER_HOUR:
             return "max_gpu_hours"
         return None
@@ -90,13 +102,29 @@ class Session:
     def _elapsed_s(self) -> float:
         return time.time() - self._started
 
+    def _held(self, start: float, end: float) -> tuple[float, float]:
+        """Seconds of slots, and of GPUs, between two times."""
+        ends = [*(since for since, _, _ in self._sizes[1:]), end]
+        lasted = [
+            max(0.0, min(until, end) - max(since, start))
+            for (since, _, _), until in zip(self._sizes, ends, strict=True)
+        ]
+        slot_s = sum(seconds * slots for seconds, (_, slots, _) in zip(lasted, self._sizes, strict=True))
+        gpu_s = sum(seconds * gpus for seconds, (_, _, gpus) in zip(lasted, self._sizes, strict=True))
+        return slot_s, gpu_s
+
     def _write(self, **more: Any) -> None:
         self._next_note = time.monotonic() + NOTE_EVERY_S
+        now = time.time()
+        slot_s, gpu_s = self._held(self._started, now)
+        num_slots, num_gpus = self.size
         note = {
             "started": self._started,
-            "elapsed_s": self._elapsed_s(),
-            "slots": self._num_slots,
-            "gpus": self._num_gpus,
+            "elapsed_s": now - self._started,
+            "slots": num_slots,
+            "gpus": num_gpus,
+            "slot_s": slot_s,
+            "gpu_s": gpu_s,
             "training_share": self.training_share(),
         }
         self._study.note_study(self._key, note | more)
@@ -104,7 +132,16 @@ class Session:
 
 def gpu_hours(sessions: Iterable[Mapping[str, Any]]) -> float:
     """GPU-hours of sessions as `Study.sessions()` has them."""
-    return float(sum(session["elapsed_s"] * session.get("gpus", 0.0) for session in sessions)) / SECONDS_PER_HOUR
+    return sum(_gpu_s(session) for session in sessions) / SECONDS_PER_HOUR
+
+
+def slot_hours(sessions: Iterable[Mapping[str, Any]]) -> float:
+    """Hours of sessions, each times its slots."""
+    return sum(float(each.get("slot_s", each["elapsed_s"] * each["slots"])) for each in sessions) / SECONDS_PER_HOUR
+
+
+def _gpu_s(session: Mapping[str, Any]) -> float:
+    return float(session.get("gpu_s", session["elapsed_s"] * session.get("gpus", 0.0)))
 
 
 def refuse_spent(study: Study) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path, PurePath
 
 from tuner import text
 from tuner.errors import ClusterError
-from tuner.planning.plan import Capacity, Plan, make_plan, shortfall, slots
+from tuner.planning.capacity import Capacity, Node, shortfall, slots
+from tuner.planning.plan import Plan, make_plan
 from tuner.study_file.spec import StudySpec
 from tuner.study_file.variables import values_of
 
@@ -118,7 +119,7 @@ def _needed(spec: StudySpec) -> tuple[str, ...]:
 
 
 def _capacity(nodes: int, each: tuple[float, float]) -> Capacity:
-    return Capacity(cpus=nodes * each[0], gpus=nodes * each[1], nodes=(each,) * nodes)
+    return Capacity(cpus=nodes * each[0], gpus=nodes * each[1], nodes=(Node(*each),) * nodes)
 
 
 def _tuner(*words: str) -> str:

@@ -16,6 +16,8 @@ FREE = (
     "search.target",
     "scaling.slots",
     "scaling.cpus_per_worker",
+    "scaling.accelerator_type",
+    "scaling.placement_strategy",
     "checkpoint",
     "failures",
     "mlflow",

@@ -80,6 +80,8 @@ class _Loader:
             values = train_rules.whole_config(train, searched, max_t=None)
             kind, num_workers = data.get("trainable", AVAILABLE[0]), parts["scaling"].num_workers
             self._all(train_rules.parallel_faults(values, searched, kind, num_workers))
+        if isinstance(parts["scaling"], Scaling):
+            self._all(rules.scaling_faults(parts["scaling"]))
         self._all(rules.outside_faults(train, searched))
         if isinstance(parts["search"], Search) and isinstance(parts["scaling"], Scaling):
             self._all(rules.budget_faults(parts["search"], parts["scaling"]))

@@ -92,6 +92,18 @@ def search_faults(search: Search, space: SearchSpace) -> Iterator[Fault]:
             yield ("search", "initial", index, name), message
 
 
+def scaling_faults(scaling: Scaling) -> Iterator[Fault]:
+    """The GPUs of a trial against its workers."""
+    gpus = scaling.gpus_per_worker
+    if gpus != "auto" and 0 < gpus < 1 and scaling.num_workers > 1:
+        rule = f"must be a whole number where a trial has several workers (num_workers: {scaling.num_workers})"
+        why = "NCCL cannot share a GPU between the workers of a trial"
+        yield ("scaling", "gpus_per_worker"), f"{rule}, got {gpus}; {why}: use 1, or num_workers: 1"
+    if gpus == 0 and scaling.accelerator_type is not None:
+        message = f"names GPUs ({scaling.accelerator_type}), and gpus_per_worker is 0; remove one of them"
+        yield ("scaling", "accelerator_type"), message
+
+
 def budget_faults(search: Search, scaling: Scaling) -> Iterator[Fault]:
     """A limit on GPU time against the GPUs there are."""
     if search.max_gpu_hours is not None and scaling.gpus_per_worker == 0:

@@ -119,9 +119,15 @@ class Scaling(Section):
     num_workers: Count = 1
     """Workers (ranks) of a trial."""
     gpus_per_worker: Annotated[float, Field(ge=0), AfterValidator(_check_gpus)] | Literal["auto"] = "auto"
-    """GPUs a worker takes; auto: 1 where the cluster has GPUs, else 0."""
+    """GPUs a worker takes; auto: 1 where the cluster has GPUs, else 0. With a share of one, 0.5, trials of one worker
+    share GPUs."""
     cpus_per_worker: Positive = 1
     """CPU cores a worker takes."""
+    accelerator_type: Annotated[str, Field(min_length=1)] | None = None
+    """Only nodes with these GPUs, as Ray names them: `H100`, `A100`, ...; absent: any."""
+    placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    """Workers of a trial on few nodes (PACK) or on many (SPREAD) where that can be; all on one (STRICT_PACK) or each on
+    its own (STRICT_SPREAD) where it must be."""
     slots: Count | Literal["auto"] = "auto"
     """Trials at once; auto: as many as the cluster holds."""
 
