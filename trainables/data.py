@@ -220,7 +220,8 @@ def _tokenise(
 def _render_numbered(row: Row, index: int, config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> Rendered:
     data_format = config.dataset.format
     try:
-        return render(row, detect_format(row) if data_format == "auto" else data_format, tokenizer)
+        data_format = detect_format(row) if data_format == "auto" else data_format
+        return render(row, data_format, tokenizer, response_only=config.response_only)
     except ValueError as error:
         raise ValueError(f"dataset {config.dataset.path}, example {index}: {error}") from error
 
