@@ -175,6 +175,34 @@ def test_dividing_a_model_among_workers_saves_what_is_divided() -> None:
     assert divided.peak < whole.peak
 
 
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"micro_batch_size": 2}, {}),
+        ({"fsdp": {"reduce_every_pass": False}}, {"gradients": 1}),
+        ({"fsdp": {"reduce_every_pass": True}}, {"gradients": 1 / 8}),
+        ({"fsdp": {"cpu_offload": True}}, {"gradients": 1, "optimizer": 0}),
+        ({"fsdp": {"cpu_offload": True, "reduce_every_pass": True}}, {"gradients": 0, "optimizer": 0}),
+    ],
+)
+def test_what_shards_leave_on_a_device_follows_from_their_settings(
+    settings: dict[str, Any], part: dict[str, float]
+) -> None:
+    config = config_of(QWEN2 | WIDE, **{"micro_batch_size": 1, **settings})
+    architecture = architecture_of(config.model, config.tokenizer)
+    assert architecture is not None
+    memory, whole = (
+        estimate(config, architecture, world_size=8, is_sharded=is_sharded) for is_sharded in (True, False)
+    )
+    expected = {"gradients": 1 / 8, "optimizer": 1 / 8} | part
+    assert {name: getattr(memory, name) for name in expected} == {
+        name: share * getattr(whole, name) for name, share in expected.items()
+    }
+    is_offloaded = config.fsdp is not None and config.fsdp.cpu_offload
+    gathered = 4 * 2 * (architecture.layer_parameters + architecture.head_parameters)
+    assert memory.weights == gathered + (0 if is_offloaded else whole.weights // 8)
+
+
 def test_a_plan_names_the_memory_of_the_largest_trial(demo_file: Path) -> None:
     model = ", ".join(f"{key}: {value}" for key, value in QWEN2.items())
     overrides = [f"train.model={{{model}}}", "scaling.gpus_per_worker=0"]
