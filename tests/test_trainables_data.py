@@ -69,6 +69,21 @@ def test_local_files_of_every_kind_give_the_same_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.csv", "text\na\n"), ("a.txt", "a"), ("a.json", '[{"text": "a"}]'), ("a.jsonl", '{"text": "a"}')],
+)
+def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert load_rows(DatasetConfig(path=str(tmp_path / name)), "train") == [{"text": "a"}]
+
+
+def test_only_a_line_break_ends_an_example_of_a_text_file(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("one\u2028two\r\nthree\x0cfour\n".encode())
+    rows = load_rows(DatasetConfig(path=str(tmp_path / "a.txt")), "train")
+    assert [row["text"] for row in rows] == ["one\u2028two", "three\x0cfour"]
+
+
+@pytest.mark.parametrize(
     ("split", "expected"),
     [
         ("train", range(10)),
@@ -223,6 +238,7 @@ def test_an_example_that_a_chat_template_refuses_is_named(tmp_path: Path, templa
         ({"text": 5}, "column 'text' must be text, got 5"),
         ({"messages": "hi"}, "must be a list of"),
         ({"messages": [{"content": "hi"}]}, "must be a list of"),
+        ({"text": "a\ud800b"}, "surrogates not allowed"),
     ],
 )
 def test_a_bad_row_is_named_with_its_number(tmp_path: Path, row: dict[str, Any], words: str) -> None:
