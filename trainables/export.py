@@ -40,7 +40,8 @@ def export(
         merge: Adapters become part of the weights; else they alone are written.
 
     Raises:
-        ValueError: The model or the tokenizer cannot be had, or adapters of an inline architecture are to stand alone.
+        ValueError: The model or the tokenizer cannot be had, transformers refuses to save the model, or adapters of an
+            inline architecture are to stand alone.
         CheckpointError: The checkpoint cannot be read.
         OSError: The folder cannot be written.
     """
@@ -60,6 +61,8 @@ def export(
         else:
             _save_model(model, tokenizer, folder, dtype)
             _warn_of_another_tokenizer(tokenizer, folder, config)
+    except ValueError:
+        raise
     except Exception as error:  # tokenizers and safetensors have errors of their own for a full disk
         raise OSError(str(error)) from error
 
@@ -69,6 +72,7 @@ def _save_model(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path, dt
     model.to(getattr(torch, dtype))
     model.config.use_cache = True
     _stop_where_examples_end(model, tokenizer)
+    _allow_sampling(model.generation_config)
     with bars_told("writes the model"):
         model.save_pretrained(folder)
 
@@ -93,6 +97,14 @@ def _stop_where_examples_end(model: Any, tokenizer: PreTrainedTokenizerBase) -> 
     ends = ends if isinstance(ends, list) else [ends] if ends is not None else []
     if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ends:
         model.generation_config.eos_token_id = [tokenizer.eos_token_id, *ends]
+
+
+def _allow_sampling(generation: Any) -> None:
+    """Switches sampling on where a model brings values for it and does not: transformers loads but never saves that."""
+    try:
+        generation.validate(strict=True)
+    except ValueError:
+        generation.do_sample = True
 
 
 def _warn_of_another_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, config: TrainConfig) -> None:
