@@ -189,6 +189,12 @@ def test_an_exported_model_has_the_reported_loss(
     assert (origin["study"], origin["number"], origin["value"]) == ("whole", 1, best)
 
 
+def test_a_model_is_exported_where_its_attention_kernel_is_not(whole: Study, tmp_path: Path) -> None:
+    config = whole.spec.train_config().with_params({"attention": "flash_attention_2", "precision": "bf16"})
+    write_folder(config, Path(whole.trial(1).checkpoint or ""), tmp_path)
+    assert (tmp_path / "model.safetensors").exists()
+
+
 def test_sampling_values_that_a_model_brings_are_kept(adapters: Study, root: Path, tmp_path: Path) -> None:
     shutil.copytree(root / "base", tmp_path / "base")
     brought = {"temperature": 0.6, "top_p": 0.9}

@@ -33,7 +33,7 @@ def export(
     """Writes what a fine-tune has learned as transformers or, without `merge`, peft loads it. Takes host memory only.
 
     Args:
-        config: The fine-tune.
+        config: The fine-tune; its attention kernel need not be here.
         checkpoint: Of that fine-tune, saved by any number of ranks.
         folder: Where to; must exist.
         dtype: Of the weights. float32 is what was trained: the model has the reported loss. Another one rounds it.
@@ -47,6 +47,7 @@ def export(
     """
     if config.lora is not None and not merge and isinstance(config.model, dict):
         raise ValueError("adapters alone need a model that can be loaded by its name; this one is inline")
+    config = config.with_params({"attention": "auto"})
     tokenizer = load_tokenizer(config)
     host = torch.device("cpu")
     model: Any = build_model(config, tokenizer, host)
