@@ -22,7 +22,7 @@ from trainables.architecture import architecture_of
 from trainables.batches import Batch, MicroBatch, make_batch
 from trainables.config import TrainConfig
 from trainables.data import prepare
-from trainables.errors import OutOfMemory
+from trainables.errors import OutOfMemory, is_out_of_memory
 from trainables.finetune import Worker, train_step
 from trainables.memory import estimate
 from trainables.micro_batch import NOTES, MicroBatchSize
@@ -99,6 +99,12 @@ def test_a_size_found_is_that_of_all_trials_whose_passes_take_as_much(tmp_path: 
     sizes = [MicroBatchSize(config.with_params(each), CPU, tmp_path, 64.0).examples for each in (*same, *other)]
     assert sizes == [8] * 4 + [16] * 4
     assert MicroBatchSize(config, CPU, tmp_path, 64.0, "fsdp").examples == 16
+
+
+@pytest.mark.parametrize("library", ["CUBLAS", "CUDNN"])
+def test_what_the_libraries_of_a_gpu_say_when_memory_is_short(library: str) -> None:
+    assert is_out_of_memory(RuntimeError(f"error: {library}_STATUS_ALLOC_FAILED when calling `create(handle)`"))
+    assert not is_out_of_memory(RuntimeError(f"error: {library}_STATUS_EXECUTION_FAILED"))
 
 
 def _rank_one_short_of_memory(worker: Worker, folder: Path) -> tuple[str, int, list[Any]]:
