@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.conftest import REPOSITORY, Tune
 from tests.tiny import CPU, limited_file_size, write_texts
 from trainables.checkpoint import save_checkpoint
 from trainables.checkpoint_dir import step_dir
+from trainables.export import export as write_folder
 from trainables.finetune import finetune
 from trainables.model import build_model
 from trainables.tokenizer import byte_level_tokenizer
@@ -185,6 +187,24 @@ def test_an_exported_model_has_the_reported_loss(
     assert not (root / "models" / "alone" / "model.safetensors").exists()
     origin = json.loads((root / "models" / "exact" / "trial.json").read_text())
     assert (origin["study"], origin["number"], origin["value"]) == ("whole", 1, best)
+
+
+def test_a_model_is_exported_where_its_attention_kernel_is_not(whole: Study, tmp_path: Path) -> None:
+    config = whole.spec.train_config().with_params({"attention": "flash_attention_2", "precision": "bf16"})
+    write_folder(config, Path(whole.trial(1).checkpoint or ""), tmp_path)
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_sampling_values_that_a_model_brings_are_kept(adapters: Study, root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root / "base", tmp_path / "base")
+    brought = {"temperature": 0.6, "top_p": 0.9}
+    (tmp_path / "base" / "generation_config.json").write_text(json.dumps(brought))
+    (tmp_path / "model").mkdir()
+    config = adapters.spec.train_config().with_params({"model": str(tmp_path / "base")})
+    write_folder(config, Path(adapters.trial(0).checkpoint or ""), tmp_path / "model")
+    saved = json.loads((tmp_path / "model" / "generation_config.json").read_text())
+    assert brought.items() <= saved.items()
+    assert saved["do_sample"]
 
 
 @pytest.mark.parametrize(

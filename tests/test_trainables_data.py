@@ -69,6 +69,21 @@ def test_local_files_of_every_kind_give_the_same_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.csv", "text\na\n"), ("a.txt", "a"), ("a.json", '[{"text": "a"}]'), ("a.jsonl", '{"text": "a"}')],
+)
+def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert load_rows(DatasetConfig(path=str(tmp_path / name)), "train") == [{"text": "a"}]
+
+
+def test_only_a_line_break_ends_an_example_of_a_text_file(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("one\u2028two\r\nthree\x0cfour\n".encode())
+    rows = load_rows(DatasetConfig(path=str(tmp_path / "a.txt")), "train")
+    assert [row["text"] for row in rows] == ["one\u2028two", "three\x0cfour"]
+
+
+@pytest.mark.parametrize(
     ("split", "expected"),
     [
         ("train", range(10)),
@@ -181,8 +196,39 @@ def test_a_template_that_rewrites_earlier_turns_still_shows_its_replies() -> Non
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     )
     turns = [("user", "a b"), ("assistant", "a"), ("user", "c"), ("assistant", "d")]
-    rendered = render({"messages": [{"role": r, "content": c} for r, c in turns]}, "chat", tokenizer)
+    rendered = render(
+        {"messages": [{"role": r, "content": c} for r, c in turns]}, "chat", tokenizer, response_only=True
+    )
     assert [rendered.text[start:end] for start, end in rendered.responses] == ["a<|end|>", "(thinks) d<|end|>"]
+
+
+# As Qwen3's: the last reply is written unlike those before it.
+THINKING = (
+    "{% for m in messages %}[{{ m.role }}]{{ '(thinks) ' if loop.last and m.role == 'assistant' else '' }}"
+    "{{ m.content or '' }}{% for call in m.tool_calls or () %}<call>{{ call }}{% endfor %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.mark.parametrize("reply", [{"content": ""}, {"content": None, "tool_calls": ["f()"]}])
+def test_a_reply_without_words_costs_a_chat_at_most_that_reply(reply: dict[str, Any]) -> None:
+    tokenizer = byte_level_tokenizer()
+    tokenizer.chat_template = THINKING
+    asked = [{"role": "user", "content": "a"}, {"role": "assistant", **reply}, {"role": "user", "content": "b"}]
+    row = {"messages": [*asked, {"role": "assistant", "content": "yes"}]}
+    whole, searched = (render(row, "chat", tokenizer, response_only=only) for only in (False, True))
+    assert (whole.text, whole.responses) == (searched.text, ())
+    assert [searched.text[start:end] for start, end in searched.responses] == ["(thinks) yes<|end|>"]
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('no such role') }}", "{{ 'a' + none }}"])
+def test_an_example_that_a_chat_template_refuses_is_named(tmp_path: Path, template: str) -> None:
+    tokenizer = byte_level_tokenizer()
+    tokenizer.chat_template = template
+    (tmp_path / "chat.json").write_text(json.dumps([{"messages": [{"role": "user", "content": "a"}]}] * 2))
+    config = tiny_config(tmp_path / "chat.json")
+    with pytest.raises(ValueError, match=r"example \d: the chat template refuses the messages"):
+        prepare(config, "train", tmp_path / "cache", lambda: tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +238,7 @@ def test_a_template_that_rewrites_earlier_turns_still_shows_its_replies() -> Non
         ({"text": 5}, "column 'text' must be text, got 5"),
         ({"messages": "hi"}, "must be a list of"),
         ({"messages": [{"content": "hi"}]}, "must be a list of"),
+        ({"text": "a\ud800b"}, "surrogates not allowed"),
     ],
 )
 def test_a_bad_row_is_named_with_its_number(tmp_path: Path, row: dict[str, Any], words: str) -> None:
@@ -208,7 +255,9 @@ def test_the_end_of_text_token_counts_and_a_cut_example_has_none(tmp_path: Path)
 
 def test_an_end_of_text_token_in_the_text_is_not_doubled() -> None:
     tokenizer = byte_level_tokenizer()
-    [(tokens, counts)] = encode([render({"text": "ab<|end|>"}, "text", tokenizer)], tokenizer, 99, True)
+    [(tokens, counts)] = encode(
+        [render({"text": "ab<|end|>"}, "text", tokenizer, response_only=True)], tokenizer, 99, True
+    )
     assert (tokens.tolist(), counts.tolist()) == ([*b"ab", EOS], [1, 1, 1])
 
 

@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.tiny import CPU, MODEL, run_ranks, tiny_config, train, weights_of, without_speed, write_texts
+from trainables import train_state
 from trainables.checkpoint import save_checkpoint
 from trainables.config import TrainConfig
 from trainables.data import prepare
@@ -109,6 +110,18 @@ def test_twenty_steps_in_one_go_equal_ten_and_ten_bit_for_bit(
     one, other = weights_of(in_one_go[-1]), weights_of(second_half[-1])
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert second_half[-1].state.tokens == in_one_go[-1].state.tokens
+
+
+def test_a_checkpoint_made_without_a_gpu_goes_on_with_one(
+    config: TrainConfig, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = finetune(config, CPU, cache_dir=folder)
+    save_checkpoint(next(trial).state, tmp_path / "step_00000003", CPU)
+    rest = without_speed(list(trial))
+    # What a worker with a GPU looks for.
+    states = train_state._rng_state
+    monkeypatch.setattr(train_state, "_rng_state", lambda worker: {**states(worker), "cuda": torch.get_rng_state()})
+    assert without_speed(list(finetune(config, CPU, cache_dir=folder, resume_from=tmp_path / "step_00000003"))) == rest
 
 
 def test_resuming_a_finished_trial_repeats_its_last_report(config: TrainConfig, folder: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.benchmarks.head import Head, peak_bytes
+from tests.tiny import CPU
 from trainables import cross_entropy
 from trainables.batches import IGNORED
 from trainables.cross_entropy import full_cross_entropy, linear_cross_entropy
@@ -86,7 +87,7 @@ def test_loss_and_gradients_are_those_of_full_logits(
 def test_a_model_returns_the_loss_of_its_own_logits(name: str) -> None:
     model = build(ARCHITECTURES[name])
     names, kind = list(model.state_dict()), type(model)
-    assert add_token_loss(model) == ""
+    assert add_token_loss(model, CPU.device, is_bf16=False) == ""
     assert (list(model.state_dict()), type(model).__name__) == (names, kind.__name__)
     tokens_BT, targets_BT = torch.randint(0, 97, (2, 3, 11))
     targets_BT[0, :4] = IGNORED
@@ -106,7 +107,7 @@ def test_a_model_whose_logits_are_made_in_another_way_keeps_making_them(caplog: 
             return outputs
 
     model.__class__ = Shifted
-    assert "in a way that is not known here" in add_token_loss(model)
+    assert "in a way that is not known here" in add_token_loss(model, CPU.device, is_bf16=False)
     assert "Shifted makes the logits of all tokens at once" in caplog.text
     tokens_BT = torch.randint(0, 97, (3, 11))
     logits = model(input_ids=tokens_BT).logits
@@ -114,9 +115,31 @@ def test_a_model_whose_logits_are_made_in_another_way_keeps_making_them(caplog: 
     torch.testing.assert_close(model(input_ids=tokens_BT, targets_BT=tokens_BT), expected)
 
 
+def half_precision_attention(module: nn.Module, query: torch.Tensor, *others: Any, **options: Any) -> Any:
+    """Attention that takes what FlashAttention takes, behind the casts of transformers."""
+    from transformers.integrations.flash_attention import get_target_dtype
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    dtype = get_target_dtype(query, module) or query.dtype
+    if dtype not in (torch.float16, torch.bfloat16):
+        raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
+    key, value, mask = others
+    return sdpa_attention_forward(module, query.to(dtype), key.to(dtype), value.to(dtype), mask, **options)
+
+
+def test_a_model_whose_attention_takes_half_precision_alone_makes_no_logits() -> None:
+    from transformers import AttentionInterface
+
+    AttentionInterface.register("half_precision", half_precision_attention)
+    model: Any = build(ARCHITECTURES["llama"])
+    model.set_attn_implementation("half_precision")
+    assert add_token_loss(model, CPU.device, is_bf16=True) == ""
+    assert not model.keeps_logits
+
+
 def test_a_head_with_an_adapter_is_not_passed_over() -> None:
     model: Any = build(ARCHITECTURES["llama"])
-    add_token_loss(model)
+    add_token_loss(model, CPU.device, is_bf16=False)
     plain = model.lm_head
     model.lm_head = nn.Sequential(plain, nn.Linear(97, 97))
     tokens_BT = torch.randint(0, 97, (3, 11))

@@ -77,6 +77,15 @@ def test_a_warm_trial_equals_one_in_a_fresh_process_whatever_ran_before(config: 
     assert without_speed(train(fewer, tmp_path, warm)) == without_speed(first)
 
 
+def test_a_warm_model_takes_the_same_adapters_twice_after_all_its_weights_were_trained(
+    config: TrainConfig, folder: Path
+) -> None:
+    warm, full = Warm(), config.with_params({"lora": None})
+    orders = (full, config, config, full)
+    reports = [without_speed(train(one.with_params({"max_steps": 2}), folder, warm)) for one in orders]
+    assert reports[2:] == reports[1::-1]
+
+
 def test_adapters_alone_are_saved_and_a_resumed_trial_goes_on_bit_for_bit(
     config: TrainConfig, folder: Path, tmp_path: Path
 ) -> None:

@@ -13,18 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.benchmarks.head import peak_bytes
 from tests.benchmarks.packing import alpaca_like
 from tests.tiny import CPU, run_ranks, tiny_config, train, without_speed, write_texts
 from trainables.architecture import architecture_of
-from trainables.batches import make_batch
+from trainables.batches import Batch, MicroBatch, make_batch
 from trainables.config import TrainConfig
 from trainables.data import prepare
-from trainables.errors import OutOfMemory
+from trainables.errors import OutOfMemory, is_out_of_memory
 from trainables.finetune import Worker, train_step
 from trainables.memory import estimate
-from trainables.micro_batch import NOTES
+from trainables.micro_batch import NOTES, MicroBatchSize
 from trainables.model import build_model, set_gradient_checkpointing
 from trainables.optim import make_optimizer
 from trainables.packing import set_packing
@@ -86,6 +87,24 @@ def test_passes_that_do_not_fit_are_halved_and_the_size_is_remembered(tmp_path: 
     for (again, _), (one, _) in zip(result["again"], result["one"], strict=True):
         assert again == pytest.approx(one, rel=1e-5)
     assert result["failure"] == (1, "out of memory: OutOfMemory: out of memory in a pass over 1 example")
+
+
+def test_a_size_found_is_that_of_all_trials_whose_passes_take_as_much(tmp_path: Path) -> None:
+    config = config_of(QWEN2, lora={"rank": 4, "dropout": 0.1})
+    lacking = OutOfMemory(16)
+    tokens = torch.zeros(16, 2, dtype=torch.int64)
+    MicroBatchSize(config, CPU, tmp_path, 64.0).shrink(lacking, Batch([MicroBatch(tokens, tokens)], 32, 32))
+    same = ({}, {"lora.alpha": 3.0}, {"lora.dropout": 0.2}, {"learning_rate": 1.0})
+    other = ({"lora.rank": 8}, {"lora.dropout": 0.0}, {"lora": None}, {"max_length": 8})
+    sizes = [MicroBatchSize(config.with_params(each), CPU, tmp_path, 64.0).examples for each in (*same, *other)]
+    assert sizes == [8] * 4 + [16] * 4
+    assert MicroBatchSize(config, CPU, tmp_path, 64.0, "fsdp").examples == 16
+
+
+@pytest.mark.parametrize("library", ["CUBLAS", "CUDNN"])
+def test_what_the_libraries_of_a_gpu_say_when_memory_is_short(library: str) -> None:
+    assert is_out_of_memory(RuntimeError(f"error: {library}_STATUS_ALLOC_FAILED when calling `create(handle)`"))
+    assert not is_out_of_memory(RuntimeError(f"error: {library}_STATUS_EXECUTION_FAILED"))
 
 
 def _rank_one_short_of_memory(worker: Worker, folder: Path) -> tuple[str, int, list[Any]]:
@@ -173,6 +192,34 @@ def test_dividing_a_model_among_workers_saves_what_is_divided() -> None:
     assert divided.optimizer == whole.optimizer // 8
     assert divided.gradients == whole.gradients // 8
     assert divided.peak < whole.peak
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"micro_batch_size": 2}, {}),
+        ({"fsdp": {"reduce_every_pass": False}}, {"gradients": 1}),
+        ({"fsdp": {"reduce_every_pass": True}}, {"gradients": 1 / 8}),
+        ({"fsdp": {"cpu_offload": True}}, {"gradients": 1, "optimizer": 0}),
+        ({"fsdp": {"cpu_offload": True, "reduce_every_pass": True}}, {"gradients": 0, "optimizer": 0}),
+    ],
+)
+def test_what_shards_leave_on_a_device_follows_from_their_settings(
+    settings: dict[str, Any], part: dict[str, float]
+) -> None:
+    config = config_of(QWEN2 | WIDE, **{"micro_batch_size": 1, **settings})
+    architecture = architecture_of(config.model, config.tokenizer)
+    assert architecture is not None
+    memory, whole = (
+        estimate(config, architecture, world_size=8, is_sharded=is_sharded) for is_sharded in (True, False)
+    )
+    expected = {"gradients": 1 / 8, "optimizer": 1 / 8} | part
+    assert {name: getattr(memory, name) for name in expected} == {
+        name: share * getattr(whole, name) for name, share in expected.items()
+    }
+    is_offloaded = config.fsdp is not None and config.fsdp.cpu_offload
+    gathered = 4 * 2 * (architecture.layer_parameters + architecture.head_parameters)
+    assert memory.weights == gathered + (0 if is_offloaded else whole.weights // 8)
 
 
 def test_a_plan_names_the_memory_of_the_largest_trial(demo_file: Path) -> None:

@@ -37,7 +37,7 @@ ROLES: tuple[Role, ...] = ("train", "eval")
 HELD_OUT_FRACTION = 0.05
 HELD_OUT_MAX = 2000
 _HELD_OUT_SEED = 0
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 _ROWS_PER_TOKENIZER_CALL = 1000
 
 
@@ -220,9 +220,13 @@ def _tokenise(
 def _render_numbered(row: Row, index: int, config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> Rendered:
     data_format = config.dataset.format
     try:
-        return render(row, detect_format(row) if data_format == "auto" else data_format, tokenizer)
+        data_format = detect_format(row) if data_format == "auto" else data_format
+        rendered = render(row, data_format, tokenizer, response_only=config.response_only)
+        # Half of a surrogate pair, which JSON can hold and no tokenizer takes, is a ValueError here.
+        rendered.text.encode()
     except ValueError as error:
         raise ValueError(f"dataset {config.dataset.path}, example {index}: {error}") from error
+    return rendered
 
 
 def encode(

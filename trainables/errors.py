@@ -47,7 +47,11 @@ class OutOfMemory(Exception):
         return f"out of memory in a pass over {examples}"
 
 
-_NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "bad_alloc")
+_NO_MEMORY = (
+    "out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "bad_alloc",
+    # Of cuBLAS and cuDNN.
+    "status_alloc_failed",
+)  # fmt: skip
 
 
 def is_out_of_memory(error: BaseException) -> bool:

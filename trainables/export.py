@@ -33,19 +33,21 @@ def export(
     """Writes what a fine-tune has learned as transformers or, without `merge`, peft loads it. Takes host memory only.
 
     Args:
-        config: The fine-tune.
+        config: The fine-tune; its attention kernel need not be here.
         checkpoint: Of that fine-tune, saved by any number of ranks.
         folder: Where to; must exist.
         dtype: Of the weights. float32 is what was trained: the model has the reported loss. Another one rounds it.
         merge: Adapters become part of the weights; else they alone are written.
 
     Raises:
-        ValueError: The model or the tokenizer cannot be had, or adapters of an inline architecture are to stand alone.
+        ValueError: The model or the tokenizer cannot be had, transformers refuses to save the model, or adapters of an
+            inline architecture are to stand alone.
         CheckpointError: The checkpoint cannot be read.
         OSError: The folder cannot be written.
     """
     if config.lora is not None and not merge and isinstance(config.model, dict):
         raise ValueError("adapters alone need a model that can be loaded by its name; this one is inline")
+    config = config.with_params({"attention": "auto"})
     tokenizer = load_tokenizer(config)
     host = torch.device("cpu")
     model: Any = build_model(config, tokenizer, host)
@@ -60,6 +62,8 @@ def export(
         else:
             _save_model(model, tokenizer, folder, dtype)
             _warn_of_another_tokenizer(tokenizer, folder, config)
+    except ValueError:
+        raise
     except Exception as error:  # tokenizers and safetensors have errors of their own for a full disk
         raise OSError(str(error)) from error
 
@@ -69,6 +73,7 @@ def _save_model(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path, dt
     model.to(getattr(torch, dtype))
     model.config.use_cache = True
     _stop_where_examples_end(model, tokenizer)
+    _allow_sampling(model.generation_config)
     with bars_told("writes the model"):
         model.save_pretrained(folder)
 
@@ -93,6 +98,14 @@ def _stop_where_examples_end(model: Any, tokenizer: PreTrainedTokenizerBase) -> 
     ends = ends if isinstance(ends, list) else [ends] if ends is not None else []
     if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ends:
         model.generation_config.eos_token_id = [tokenizer.eos_token_id, *ends]
+
+
+def _allow_sampling(generation: Any) -> None:
+    """Switches sampling on where a model brings values for it and does not: transformers loads but never saves that."""
+    try:
+        generation.validate(strict=True)
+    except ValueError:
+        generation.do_sample = True
 
 
 def _warn_of_another_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, config: TrainConfig) -> None:

@@ -122,7 +122,7 @@ def finetune(
         return
 
     tokens_per_example = float(train_data.lengths.mean()) if is_packed else config.max_length
-    micro_batch_size = MicroBatchSize(config, worker, cache_dir, tokens_per_example)
+    micro_batch_size = MicroBatchSize(config, worker, cache_dir, tokens_per_example, parallel)
     eval_batch = make_eval_batch(eval_data, config, worker, micro_batch_size.examples, is_packed)
     watch, interval = DivergenceWatch(worker.device), Interval()
     next_batch = make_train_batch(train_data, state.step, config, worker, micro_batch_size.examples, is_packed)

@@ -1,6 +1,6 @@
 """The loss inside the model: token cross entropy from hidden states, without ever holding the logits of all tokens.
 
-`add_token_loss(model)` teaches a causal language model to answer `model(input_ids=..., targets_BT=...)` with the sum
+`add_token_loss` teaches a causal language model to answer `model(input_ids=..., targets_BT=...)` with the sum
 of its token losses. It happens inside the model's own forward, so that whatever wraps the model (DDP, FSDP, compile)
 sees it, and no parameter changes its name.
 
@@ -27,7 +27,7 @@ _PROBE_TOKENS = 5
 _PROBE_TOLERANCE = 2e-2
 
 
-def add_token_loss(model: nn.Module) -> str:
+def add_token_loss(model: nn.Module, device: torch.device, *, is_bf16: bool) -> str:
     """Has a causal language model of transformers return the summed loss where it is given `targets_BT`.
 
     What the model does behind its output head (a factor, soft capping) is read from its config, and compared with the
@@ -35,6 +35,8 @@ def add_token_loss(model: nn.Module) -> str:
 
     Args:
         model: With its weights; peft's wrapper may be around it.
+        device: Where it computes, which is not always where its weights are.
+        is_bf16: It will run under autocast: some attention kernels take nothing but half precision.
 
     Returns:
         Why the model makes all logits at once; empty where it does not.
@@ -47,7 +49,8 @@ def add_token_loss(model: nn.Module) -> str:
     if not reason:
         head.__class__ = type("LossHead", (_LossHead, type(head)), {})
         head.factor, head.cap = _factor(inner.config), _cap(inner.config)
-        reason = _differs(model, head)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_bf16):
+            reason = _differs(model, device)
     inner.keeps_logits = bool(reason)
     if reason:
         logger.warning("%s makes the logits of all tokens at once: %s", plain.__name__, reason)
@@ -121,9 +124,9 @@ def _unsuitable(model: Any, head: Any) -> str:
 
 
 @torch.no_grad()
-def _differs(model: Any, head: _LossHead) -> str:
+def _differs(model: Any, device: torch.device) -> str:
     """What distinguishes the model's logits from the head's; a model that has been shown a few tokens is as before."""
-    tokens_BT = torch.arange(_PROBE_TOKENS, device=head.weight.device)[None]
+    tokens_BT = torch.arange(_PROBE_TOKENS, device=device)[None]
     was_training = model.training
     model.eval()
     try:

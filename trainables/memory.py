@@ -24,9 +24,11 @@ CHUNK_BYTES = {"cpu": 128 << 20, "cuda": 512 << 20}
 class Memory:
     """Bytes a worker; `peak` is the most at a time, which is less than the sum.
 
+    Where FSDP keeps its shards in host memory, those are not counted.
+
     Attributes:
         weights: In float32, and in bf16 what autocast makes of them.
-        gradients: Of all that is trained.
+        gradients: Of all that is trained; a worker's part with FSDP, but all where they wait for later passes.
         optimizer: Its state.
         activations: What the forward pass of `tokens` tokens keeps.
         head: Of the output head and the loss.
@@ -80,6 +82,11 @@ def estimate(
         weights -= architecture.layers * architecture.layer_parameters * FLOAT_BYTES
     gradients = trained * FLOAT_BYTES // share_of_trained
     optimizer = round(trained * _optimizer_bytes(config)) // share_of_trained
+    if is_sharded and device == "cuda" and config.fsdp is not None and config.fsdp.cpu_offload:
+        weights -= architecture.parameters * FLOAT_BYTES // share
+        gradients, optimizer = (0, 0) if config.lora is None else (gradients, optimizer)
+    if is_sharded and _keeps_whole_gradients(config, world_size, device):
+        gradients = trained * FLOAT_BYTES
     activations, head = _activations(config, architecture, tokens), _head(config, architecture, tokens, device)
     holds_gradients = world_size > 1 or _accumulates(config, world_size, device)
     in_forward = activations + head + (gradients if holds_gradients else 0)
@@ -98,6 +105,12 @@ def tokens_per_pass(config: TrainConfig, world_size: int, device: str) -> int:
 
 def _accumulates(config: TrainConfig, world_size: int, device: str) -> bool:
     return tokens_per_pass(config, world_size, device) < math.ceil(config.batch_size / world_size) * config.max_length
+
+
+def _keeps_whole_gradients(config: TrainConfig, world_size: int, device: str) -> bool:
+    """Whether FSDP divides gradients only after the last pass of a step; until then they are on the device."""
+    is_every_pass = config.fsdp is not None and config.fsdp.reduce_every_pass
+    return config.lora is None and not is_every_pass and _accumulates(config, world_size, device)
 
 
 def _working_copies(config: TrainConfig, architecture: Architecture, is_sharded: bool) -> int:

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import FileLock
@@ -24,7 +25,7 @@ from trainables.batches import Batch, MicroBatch
 from trainables.config import TrainConfig
 from trainables.errors import OutOfMemory, is_out_of_memory
 from trainables.memory import GPU_TOKENS_PER_PASS
-from trainables.parallel import Worker, least_over_ranks
+from trainables.parallel import Parallelism, Worker, least_over_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -44,16 +45,24 @@ class MicroBatchSize:
         worker: This rank; all ranks make one at the same point.
         cache_dir: Where is noted what was found not to fit, for all trials of a study.
         tokens_per_example: Positions that an example takes on average.
+        parallel: How the model is spread over the workers.
 
     Attributes:
         examples: Most examples of a pass.
     """
 
-    def __init__(self, config: TrainConfig, worker: Worker, cache_dir: Path, tokens_per_example: float) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        worker: Worker,
+        cache_dir: Path,
+        tokens_per_example: float,
+        parallel: Parallelism = "ddp",
+    ) -> None:
         self._worker = worker
         self._notes = cache_dir / NOTES
         device = torch.cuda.get_device_name(worker.device) if worker.device.type == "cuda" else "cpu"
-        depends_on = [config.model_dump(include=_KEYS), worker.world_size, device]
+        depends_on = [_settings(config), parallel, worker.world_size, device]
         self._key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:16]
         wanted = config.micro_batch_size or _default(config, worker, tokens_per_example)
         self.examples = least_over_ranks(min(wanted, _read(self._notes).get(self._key, wanted)), worker)
@@ -87,6 +96,14 @@ class MicroBatchSize:
             draft = self._notes.with_suffix(".partial")
             draft.write_text(json.dumps({**_read(self._notes), self._key: self.examples}), encoding="utf-8")
             draft.replace(self._notes)
+
+
+def _settings(config: TrainConfig) -> dict[str, Any]:
+    settings = config.model_dump(include=_KEYS, exclude={"lora": {"alpha"}})
+    if config.lora is not None:
+        # Any dropout keeps its mask.
+        settings["lora"]["dropout"] = config.lora.dropout > 0
+    return settings
 
 
 def _read(path: Path) -> dict[str, int]:

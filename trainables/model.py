@@ -26,7 +26,7 @@ def build_model(config: TrainConfig, tokenizer: PreTrainedTokenizerBase, device:
     """Builds the model with float32 weights, the same on every rank and for every seed.
 
     Args:
-        config: The model, the attention kernel and whether remote code may run.
+        config: The model, its precision, the attention kernel and whether remote code may run.
         tokenizer: Gives an inline architecture its vocabulary.
         device: Where the weights go.
 
@@ -35,7 +35,7 @@ def build_model(config: TrainConfig, tokenizer: PreTrainedTokenizerBase, device:
     """
     model: nn.Module = _load(config, tokenizer, device, _load_model)
     model.to(device)
-    add_token_loss(model)
+    add_token_loss(model, device, is_bf16=config.precision == "bf16")
     return model
 
 

@@ -30,7 +30,8 @@ class Rendered:
 
     Attributes:
         text: What is tokenised.
-        responses: Character ranges [start, end) that a model answers with; they count under response_only.
+        responses: Character ranges [start, end) that a model answers with; they count under response_only. Those of a
+            chat are looked for only then.
         has_special_tokens: The text holds its own special tokens; the tokenizer must not add any in front.
     """
 
@@ -58,19 +59,21 @@ def detect_format(columns: Iterable[str]) -> str:
     )
 
 
-def render(row: Row, data_format: str, tokenizer: PreTrainedTokenizerBase) -> Rendered:
+def render(row: Row, data_format: str, tokenizer: PreTrainedTokenizerBase, *, response_only: bool) -> Rendered:
     """Renders a row.
 
     Args:
         row: One example.
         data_format: instruction, chat or text.
         tokenizer: Its chat template is used.
+        response_only: Look for the replies of a chat. Those without words that the template does not show are left out.
 
     Raises:
-        ValueError: A column is missing or has the wrong type, or a chat template cannot say where responses are.
+        ValueError: A column is missing or has the wrong type, or a chat template refuses the messages or, under
+            response_only, does not show where replies are.
     """
     if data_format == "chat":
-        return _render_chat(row, tokenizer)
+        return _render_chat(row, tokenizer, response_only)
     if data_format == "instruction":
         return _render_instruction(row)
     text = _text_of(row, "text")
@@ -91,19 +94,21 @@ def _text_of(row: Row, column: str) -> str:
     return value
 
 
-def _render_chat(row: Row, tokenizer: PreTrainedTokenizerBase) -> Rendered:
+def _render_chat(row: Row, tokenizer: PreTrainedTokenizerBase, response_only: bool) -> Rendered:
     messages = row.get("messages")
     if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
         raise ValueError(f"column 'messages' must be a list of {{role, content}}, got {messages!r}")
     text = _apply_template(tokenizer, messages)
+    if not response_only:
+        return Rendered(text, (), has_special_tokens=True)
     replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-    responses = tuple(_reply_range(tokenizer, messages, index, text) for index in replies)
-    return Rendered(text, responses, has_special_tokens=True)
+    responses = (_reply_range(tokenizer, messages, index, text) for index in replies)
+    return Rendered(text, tuple(filter(None, responses)), has_special_tokens=True)
 
 
 def _reply_range(
     tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], index: int, text: str
-) -> tuple[int, int]:
+) -> tuple[int, int] | None:
     # A reply is what the template adds to the prompt that asks for it, up to its end-of-turn marker.
     prompt = _apply_template(tokenizer, messages[:index], add_generation_prompt=True)
     upto = _apply_template(tokenizer, messages[: index + 1])
@@ -112,8 +117,10 @@ def _reply_range(
     # Some templates write earlier turns differently (they drop the thoughts): look for header and words themselves.
     header = prompt.removeprefix(_apply_template(tokenizer, messages[:index]))
     content = str(messages[index].get("content") or "").strip()
+    if not content:
+        return None
     found = text.find(header + content, _end_of_previous(messages[:index], text))
-    if found < 0 or not content:
+    if found < 0:
         raise ValueError("the chat template does not show where replies are; set response_only to false")
     start = found + len(header)
     end = start + len(content)
@@ -135,5 +142,9 @@ def _apply_template(
 ) -> str:
     if not messages:
         return ""
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
-    return str(text)
+    from jinja2 import TemplateError
+
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt))
+    except (TemplateError, TypeError) as error:
+        raise ValueError(f"the chat template refuses the messages: {error}") from error

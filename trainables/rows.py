@@ -19,6 +19,8 @@ Row = Mapping[str, Any]
 
 PYTHON_DOCSTRINGS = "python-docstrings"
 _MIN_DOCSTRING_CHARS = 40
+# UTF-8, with or without the mark that Excel puts in front.
+_ENCODING = "utf-8-sig"
 _SLICE = re.compile(r"(?P<name>[^\[\]+]+?)(\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\])?")
 
 
@@ -89,7 +91,7 @@ def _position(text: str | None, num_rows: int) -> int | None:
 
 def _read_jsonl(path: Path) -> list[Row]:
     rows = []
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding=_ENCODING) as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 rows.append(_checked_row(_parse_json(line, number), f"line {number}"))
@@ -104,7 +106,7 @@ def _parse_json(line: str, number: int) -> Any:
 
 
 def _read_json(path: Path) -> list[Row]:
-    data = json.loads(path.read_text(encoding="utf-8"))
+    data = json.loads(path.read_text(encoding=_ENCODING))
     if isinstance(data, dict) and isinstance(data.get("data"), list):
         data = data["data"]
     if not isinstance(data, list):
@@ -119,7 +121,7 @@ def _checked_row(row: Any, place: str) -> Row:
 
 
 def _read_csv(path: Path) -> list[Row]:
-    with path.open(encoding="utf-8", newline="") as lines:
+    with path.open(encoding=_ENCODING, newline="") as lines:
         return list(csv.DictReader(lines, strict=True))
 
 
@@ -130,7 +132,7 @@ def _read_parquet(path: Path) -> list[Row]:
 
 
 def _read_text(path: Path) -> list[Row]:
-    return [{"text": line} for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [{"text": line} for line in path.read_text(encoding=_ENCODING).split("\n") if line.strip()]
 
 
 _READERS: dict[str, Callable[[Path], list[Row]]] = {

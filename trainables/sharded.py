@@ -52,7 +52,7 @@ def build_sharded(config: TrainConfig, tokenizer: PreTrainedTokenizerBase, worke
             read_shards(model, files)
         else:
             receive_shards(model, config, tokenizer, worker)
-    add_token_loss(model)
+    add_token_loss(model, worker.device, is_bf16=config.precision == "bf16")
     reshard(model)
     return model
 

@@ -47,13 +47,14 @@ def to_be_read(state: TrainState, worker: Worker, saved: Collection[str]) -> dic
 
     Args:
         state: Gives names and shapes.
-        worker: This rank; one that did not exist when the checkpoint was made has no random state there.
+        worker: This rank; one that did not exist when the checkpoint was made, or had no GPU then, has no random state
+            of it there.
         saved: Names of all that is in the checkpoint.
     """
     key = _rng_key(worker)
     wanted = {**_model_and_optimizer(state), "progress": _progress(state)}
-    if any(name.startswith(f"rng.{key}.") for name in saved):
-        wanted["rng"] = {key: _rng_state(worker)}
+    if states := {name: value for name, value in _rng_state(worker).items() if f"rng.{key}.{name}" in saved}:
+        wanted["rng"] = {key: states}
     return wanted
 
 

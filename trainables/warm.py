@@ -113,7 +113,8 @@ class Warm:
         reshard(model)
         with torch.no_grad():
             _copy_back(model.buffers(), self._pristine_buffers)
-            if self._pristine_weights:
+            # Beside adapters they have stayed as they are.
+            if self._pristine_weights and self._adapters is None:
                 _copy_back(model.parameters(), self._pristine_weights)
         model.zero_grad(set_to_none=True)
 
