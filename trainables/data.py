@@ -218,9 +218,9 @@ def _tokenise(
 
 
 def _render_numbered(row: Row, index: int, config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> Rendered:
-    data_format = config.dataset.format
+    wanted = config.dataset.format
     try:
-        data_format = detect_format(row) if data_format == "auto" else data_format
+        data_format = detect_format(row) if wanted == "auto" else wanted
         rendered = render(row, data_format, tokenizer, response_only=config.response_only)
         # Half of a surrogate pair, which JSON can hold and no tokenizer takes, is a ValueError here.
         rendered.text.encode()
