@@ -218,10 +218,10 @@ def _tokenise(
 
 
 def _render_numbered(row: Row, index: int, config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> Rendered:
-    given = config.dataset.format
+    wanted = config.dataset.format
     try:
-        form = detect_format(row) if given == "auto" else given
-        rendered = render(row, form, tokenizer, response_only=config.response_only)
+        data_format = detect_format(row) if wanted == "auto" else wanted
+        rendered = render(row, data_format, tokenizer, response_only=config.response_only)
         # Half of a surrogate pair, which JSON can hold and no tokenizer takes, is a ValueError here.
         rendered.text.encode()
     except ValueError as error:
