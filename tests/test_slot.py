@@ -81,7 +81,7 @@ def test_a_report_that_waits_is_answered_also_when_it_is_no_news() -> None:
 def test_another_attempt_knows_the_best_report_of_the_ones_before() -> None:
     failed = Ended(0, "failed", cause=Cause(Failure.ERROR, "error: once"))
     slot = UndisturbedSlot(reported(3, 0.5), reported(4, 0.9), failed)
-    for _ in range(3):
+    for _ in range(4):
         slot.step()
     starts = [message.assignment for message in slot.workers.told if isinstance(message, Start)]
     assert [(start.reported_step, start.best_report) for start in starts] == [(2, None), (4, (3, 0.5))]

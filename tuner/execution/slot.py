@@ -156,8 +156,7 @@ class TrialSlot(tune.Trainable):
         self._warnings.append(f"trial {ended.number} moves: {why}; it was saved at step {self._step}")
         # Warm workers on the other nodes would wait for a rank that is gone.
         self._workers.end()
-        self._assignment = replace(self._assignment, reported_step=self._step)
-        self._start()
+        self._start_again()
         return True
 
     def _retries(self, ended: Ended) -> bool:
@@ -170,9 +169,12 @@ class TrialSlot(tune.Trainable):
             if repeated or len(self._failures) > self._settings.max_failures:
                 return False
         self._warnings.append(f"trial {ended.number} starts again: {ended.cause.reason}")
+        self._start_again()
+        return True
+
+    def _start_again(self) -> None:
         self._assignment = replace(self._assignment, reported_step=self._step, best_report=self._best.report)
         self._start()
-        return True
 
     def _costs_an_attempt(self, cause: Cause) -> bool:
         if cause.failure is Failure.TOO_LARGE and cause.reason not in self._shrunk_after:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from tuner.commands import command
 from tuner.errors import StudyDamagedError, StudyExistsError
 from tuner.record.journal_view import JournalView
+from tuner.study_file.database_url import without_password
 
 if TYPE_CHECKING:
     import optuna
     from optuna.storages import BaseStorage
 
-    from tuner.study_file.database_url import without_password
-from tuner.study_file.spec import StudySpec
+    from tuner.study_file.spec import StudySpec
 
 JOURNAL = "optuna.journal"
 # A file with a token that is there until the database knows the study; as long it has no trials.
