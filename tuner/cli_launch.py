@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +13,9 @@ from tuner.cli_jobs import load
 from tuner.commands import DEFAULT_ROOT
 from tuner.display import output
 from tuner.errors import InputError
-from tuner.remote.launch import Launch, plan_launch
+
+if TYPE_CHECKING:
+    from tuner.remote.launch import Launch
 
 # A node with GPUs has at least this many cores for each.
 _CPUS_PER_GPU = 8
@@ -166,6 +168,8 @@ def _launch(
 ) -> Launch:
     """A study that has been checked, and fits."""
     spec, changes = load(file, overrides, name)
+    from tuner.remote.launch import Launch, plan_launch
+
     launch = Launch(
         spec=spec,
         file=file,
