@@ -34,7 +34,7 @@ import tuner.tracking.tracker
 from tuner.errors import TrackingError
 from tuner.record.record import TrialRecord
 from tuner.study_file.spec import StudySpec, load_spec
-from tuner.tracking.process import LocalStore, StoreProcess
+from tuner.tracking.process import NICENESS, LocalStore, StoreProcess
 from tuner.tracking.tracker import PENDING, MlflowTracker
 
 pytestmark = pytest.mark.timeout(60)
@@ -685,9 +685,9 @@ def test_the_process_that_writes_gives_way_to_all_others(tmp_path: Path, monkeyp
     session = Session(tmp_path, make_spec(trainable="ddp"))
     session.tracker.start_study({})
     run_trial(session, 0)
-    wait_for(lambda: len(writers()) == 1 and writers()[0].nice() == 19)
+    wait_for(lambda: len(writers()) == 1 and writers()[0].nice() == NICENESS)
     if Path("/proc/sys/kernel/sched_autogroup_enabled").exists():
-        assert Path(f"/proc/{writers()[0].pid}/autogroup").read_text().endswith(" nice 19\n")
+        assert Path(f"/proc/{writers()[0].pid}/autogroup").read_text().endswith(f" nice {NICENESS}\n")
     assert session.tracker.close(60)
 
 

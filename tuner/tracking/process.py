@@ -1,4 +1,4 @@
-"""Writes to MLflow in a process of its own, at the lowest priority, so that training and decisions lose no time to it.
+"""Writes to MLflow in a process of its own, at a low priority, so that training and decisions lose no time to it.
 
 Importing mlflow and making its tables cost three seconds of processor time, every run some more; in the driver they
 would hold up its decisions, and on full cores the training. The driver sends chunks of events as JSON lines and waits,
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from tuner.study_file.spec import StudySpec
     from tuner.tracking.runs import StudyRuns
 
-LOWEST_PRIORITY = 19
+# A tenth of a core beside full ones: a page of MLflow follows a study, and the training hardly notices.
+NICENESS = 10
 PATHS = ("database", "artifacts")
 
 
@@ -84,7 +85,7 @@ class StoreProcess:
     def __init__(self, target: Target, spec: StudySpec, study_dir: Path, listener: Listener) -> None:
         self._target, self._spec, self._dir, self._listener = target, spec, study_dir, listener
         self._process: subprocess.Popen[str] | None = None
-        self._niceness = LOWEST_PRIORITY
+        self._niceness = NICENESS
 
     def apply(self, events: Sequence[Event]) -> None:
         """Have the process take all events.
