@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tests.tiny import MODEL, write_texts
 from tuner.decisions.observer import Observer
+from tuner.execution.channel import Assignment
 from tuner.record.record import TrialRecord
 from tuner.study_file.spec import StudySpec, make_spec
 
@@ -43,6 +45,25 @@ def study_data(folder: Path, name: str = "tiny", **sections: Any) -> dict[str, A
 def study_spec(folder: Path, name: str = "tiny", **sections: Any) -> StudySpec:
     """The specification of `study_data`."""
     return make_spec(study_data(folder, name, **sections))
+
+
+def assignment(folder: Path, **changes: Any) -> Assignment:
+    """A trial as a worker gets it, with its files in the folder: by itself it ends at step 100 and saves each one."""
+    standard = Assignment(
+        number=0,
+        values={},
+        decision_steps=None,
+        max_t=100,
+        reported_step=0,
+        checkpoint_dir=str(folder / "checkpoints"),
+        log_dir=str(folder / "logs"),
+        checkpoint_every=1,
+        keep_last=1,
+        metric="loss",
+        mode="min",
+        keep_best_report=False,
+    )
+    return replace(standard, **changes)
 
 
 class Recorder(Observer):

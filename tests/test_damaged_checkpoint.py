@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.studies import study_spec
+from tests.studies import assignment, study_spec
 from tests.tiny import CPU
 from trainables.checkpoint_dir import (
     MANIFEST,
@@ -60,22 +60,10 @@ class ScriptedLine:
         return list(self.losses)
 
 
-def assignment(folder: Path, name: str, reported_step: int = 0) -> Assignment:
-    spec = study_spec(folder, train={"max_steps": MAX_STEPS})
-    return Assignment(
-        number=0,
-        values=spec.train_values({"learning_rate": 1e-3}),
-        decision_steps=None,
-        max_t=MAX_STEPS,
-        reported_step=reported_step,
-        checkpoint_dir=str(folder / name),
-        log_dir=str(folder / "logs"),
-        checkpoint_every=1,
-        keep_last=2,
-        metric="eval_loss",
-        mode="min",
-        keep_best_report=False,
-    )
+def assigned(folder: Path, name: str, **changes: Any) -> Assignment:
+    values = study_spec(folder, train={"max_steps": MAX_STEPS}).train_values({"learning_rate": 1e-3})
+    settings = {"max_t": MAX_STEPS, "keep_last": 2, "metric": "eval_loss", "checkpoint_dir": str(folder / name)}
+    return assignment(folder, values=values, **settings | changes)
 
 
 def serve(task: Assignment, folder: Path, line: ScriptedLine) -> Ended:
@@ -129,13 +117,13 @@ def test_a_trial_goes_on_from_the_checkpoint_before_a_damaged_one(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     whole = ScriptedLine()
-    serve(assignment(tmp_path, "whole"), tmp_path, whole)
-    serve(assignment(tmp_path, "damaged"), tmp_path, ScriptedLine(stop_at=LEFT_AT))
+    serve(assigned(tmp_path, "whole"), tmp_path, whole)
+    serve(assigned(tmp_path, "damaged"), tmp_path, ScriptedLine(stop_at=LEFT_AT))
     checkpoints = complete_checkpoints(tmp_path / "damaged")
     assert [step_of(path) for path in checkpoints] == [LEFT_AT - 1, LEFT_AT]
     damage(checkpoints[-1])
     line = ScriptedLine()
-    ended = serve(assignment(tmp_path, "damaged", reported_step=LEFT_AT), tmp_path, line)
+    ended = serve(assigned(tmp_path, "damaged", reported_step=LEFT_AT), tmp_path, line)
     assert ended.outcome == "completed"
     assert line.steps == list(range(LEFT_AT + 1, MAX_STEPS + 1)), "what the record has is not reported again"
     assert line.losses.items() <= whole.losses.items(), "bit for bit"
@@ -149,7 +137,7 @@ def test_a_trial_goes_on_from_the_checkpoint_before_a_damaged_one(
 
 @pytest.mark.parametrize("reported_step", [LEFT_AT, LEFT_AT - 1])
 def test_a_trial_that_was_left_at_max_t_is_complete_and_trains_no_further(tmp_path: Path, reported_step: int) -> None:
-    task = replace(assignment(tmp_path, "left"), max_t=LEFT_AT)
+    task = replace(assigned(tmp_path, "left"), max_t=LEFT_AT)
     assert serve(task, tmp_path, ScriptedLine(stop_at=LEFT_AT)).outcome == "stopped"
     line = ScriptedLine()
     ended = serve(replace(task, reported_step=reported_step), tmp_path, line)
@@ -160,12 +148,12 @@ def test_a_trial_that_was_left_at_max_t_is_complete_and_trains_no_further(tmp_pa
 
 def test_a_trial_starts_over_when_no_checkpoint_is_whole(tmp_path: Path) -> None:
     whole = ScriptedLine()
-    serve(assignment(tmp_path, "whole"), tmp_path, whole)
-    serve(assignment(tmp_path, "damaged"), tmp_path, ScriptedLine(stop_at=LEFT_AT))
+    serve(assigned(tmp_path, "whole"), tmp_path, whole)
+    serve(assigned(tmp_path, "damaged"), tmp_path, ScriptedLine(stop_at=LEFT_AT))
     for checkpoint in complete_checkpoints(tmp_path / "damaged"):
         rot_shard(checkpoint)
     line = ScriptedLine()
-    ended = serve(assignment(tmp_path, "damaged"), tmp_path, line)
+    ended = serve(assigned(tmp_path, "damaged"), tmp_path, line)
     assert ended.outcome == "completed"
     assert line.losses == whole.losses
     assert [text.partition("; ")[2] for text in line.warnings] == [

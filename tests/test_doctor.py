@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.test_full_disk import Disk, mount
+from tests.small_disk import small_disk
 from tests.test_hub import environment, hub
 from tuner.doctor import checks as doctor
 from tuner.doctor.checks import Finding, Level
@@ -248,15 +248,9 @@ def test_a_token_is_tried_on_the_hub(hub: str, tmp_path: Path, token: str, expec
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system without room."""
-    path = tmp_path / "full"
-    path.mkdir()
-    if not mount("-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)):
-        pytest.skip("a file system of a megabyte can only be mounted by root")
-    try:
-        Disk(path).fill()
-        yield path
-    finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True)
+    with small_disk(tmp_path / "full", "1m") as disk:
+        disk.fill()
+        yield disk.path
 
 
 def test_a_full_disk_is_found(full_disk: Path) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.small_disk import Disk, small_disk
 from tests.studies import study_data
 from tests.test_interruptions import Tune, trials
 
@@ -18,46 +17,11 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 NUM_TRIALS, NUM_STEPS = 12, 40
 
 
-class Disk:
-    """A file system in memory; it fills up by `fill` and gets room again by `grow`."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._filler = path / "filler"
-
-    def fill(self, leave_bytes: int = 0) -> None:
-        """Take all the room there is, but for some."""
-        with contextlib.suppress(OSError), open(self._filler, "ab", buffering=0) as filler:
-            while True:
-                filler.write(bytes(4096))
-        size = self._filler.stat().st_size
-        with open(self._filler, "ab") as filler:
-            filler.truncate(max(0, size - leave_bytes))
-
-    def grow(self) -> None:
-        """Make room."""
-        mount("-o", "remount,size=200m", str(self.path))
-        self._filler.unlink()
-
-
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
     """The root of studies on a disk of its own."""
-    path = tmp_path / "studies"
-    path.mkdir()
-    if not mount("-t", "tmpfs", "-o", "size=24m", "tmpfs", str(path)):
-        pytest.skip("a file system of a few megabytes can only be mounted by root")
-    try:
-        yield Disk(path)
-    finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True)
-
-
-def mount(*arguments: str) -> bool:
-    try:
-        return subprocess.run(["mount", *arguments], capture_output=True, check=False).returncode == 0
-    except OSError:
-        return False
+    with small_disk(tmp_path / "studies", "24m") as made:
+        yield made
 
 
 @pytest.fixture

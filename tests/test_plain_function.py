@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,29 +15,12 @@ import pytest
 import torch
 from ray.train import Checkpoint
 
+from tests.studies import assignment
 from trainables.checkpoint_dir import step_dir, write_manifest
 from tuner.execution.channel import Assignment, Go, Reported, Saved, Stop, Warned
 from tuner.execution.train_function import Completed, Reporting, StopTrial
 
 TIMEOUT_S = 10.0
-
-
-def assignment_of(folder: Path, **changes: Any) -> Assignment:
-    standard = Assignment(
-        number=0,
-        values={},
-        decision_steps=None,
-        max_t=100,
-        reported_step=0,
-        checkpoint_dir=str(folder / "checkpoints"),
-        log_dir=str(folder / "logs"),
-        checkpoint_every=1,
-        keep_last=1,
-        metric="loss",
-        mode="min",
-        keep_best_report=False,
-    )
-    return replace(standard, **changes)
 
 
 class Ranks:
@@ -145,22 +127,22 @@ def reports(*steps: int) -> Callable[[Reporting], None]:
 def test_a_step_that_does_not_grow_is_passed_over_with_one_warning(
     tmp_path: Path, steps: tuple[int, ...], heard: list[int], num_warnings: int
 ) -> None:
-    slot, ended = play(assignment_of(tmp_path), reports(*steps))
+    slot, ended = play(assignment(tmp_path), reports(*steps))
     assert (ended, slot.steps, len(slot.warnings)) == ("returned", heard, num_warnings)
 
 
 def test_a_function_that_starts_over_passes_what_it_had_reported_without_a_word(tmp_path: Path) -> None:
-    slot, ended = play(assignment_of(tmp_path, reported_step=3), reports(1, 2, 3, 4, 5))
+    slot, ended = play(assignment(tmp_path, reported_step=3), reports(1, 2, 3, 4, 5))
     assert (ended, slot.steps, slot.warnings) == ("returned", [4, 5], [])
 
 
 def test_a_function_is_over_at_max_t_even_when_that_is_no_news(tmp_path: Path) -> None:
-    slot, ended = play(assignment_of(tmp_path, reported_step=6, max_t=6), reports(*range(1, 9)))
+    slot, ended = play(assignment(tmp_path, reported_step=6, max_t=6), reports(*range(1, 9)))
     assert (ended, slot.steps) == ("completed", [])
 
 
 def test_a_report_without_a_step_is_news_at_every_attempt(tmp_path: Path) -> None:
-    slot, _ = play(assignment_of(tmp_path, reported_step=3), lambda reporting: reporting.report({"loss": 1.0}))
+    slot, _ = play(assignment(tmp_path, reported_step=3), lambda reporting: reporting.report({"loss": 1.0}))
     assert slot.steps == [4]
 
 
@@ -170,14 +152,14 @@ def test_a_stop_reaches_a_function_that_has_nothing_new_to_say(tmp_path: Path) -
         reporting.report({"step": 1, "loss": 1.0})
 
     line, slot_line = Pipe()
-    reporting = RankReporting(assignment_of(tmp_path, reported_step=3), line, Ranks(1))
+    reporting = RankReporting(assignment(tmp_path, reported_step=3), line, Ranks(1))
     with pytest.raises(StopTrial):
         function(reporting)
 
 
 @pytest.mark.parametrize("brings", [{0}, {1}, {0, 1}])
 def test_the_ranks_that_have_a_checkpoint_make_it_and_the_others_know_of_it(tmp_path: Path, brings: set[int]) -> None:
-    slot, ranks, task = Slot(), Ranks(2), assignment_of(tmp_path, max_t=3)
+    slot, ranks, task = Slot(), Ranks(2), assignment(tmp_path, max_t=3)
     known: dict[int, list[str]] = {}
 
     def run(rank: int) -> None:
@@ -209,7 +191,7 @@ def folder_of(folder: Path, rank: int) -> Checkpoint:
 
 @pytest.mark.parametrize(("max_t", "is_complete"), [(4, False), (3, True), (2, True)])
 def test_a_function_that_was_left_at_max_t_is_not_called_again(tmp_path: Path, max_t: int, is_complete: bool) -> None:
-    task = assignment_of(tmp_path, max_t=max_t)
+    task = assignment(tmp_path, max_t=max_t)
     checkpoint = step_dir(Path(task.checkpoint_dir), 3)
     checkpoint.mkdir(parents=True)
     write_manifest(checkpoint, 3, {})
@@ -222,7 +204,7 @@ def test_numbers_of_numpy_and_torch_are_plain_numbers_to_the_study(tmp_path: Pat
         metrics = {"step": np.int64(1), "loss": np.float32(0.5), "other": torch.tensor([2.0]), "grid": np.zeros(2)}
         reporting.report(metrics, folder_of(tmp_path, 0))
 
-    slot, ended = play(assignment_of(tmp_path), function)
+    slot, ended = play(assignment(tmp_path), function)
     assert ended == "returned"
     [metrics] = [message.metrics for message in slot.heard if isinstance(message, Reported)]
     assert [(type(metrics[key]), metrics[key]) for key in ("step", "loss", "other")] == [

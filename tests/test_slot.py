@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tests.studies import assignment
 from tuner.decisions.failures import Cause, Failure
-from tuner.execution.channel import Assignment, Ended, Go, Reported, Start
+from tuner.execution.channel import Ended, Go, Reported, Start
 from tuner.execution.slot import TrialSlot
 
 
@@ -44,26 +46,10 @@ class UndisturbedSlot(TrialSlot):
         self._workers: Any = self.workers
         self._next_look_at, self._is_waiting = 0.0, False
         self._settings: Any = SimpleNamespace(max_failures=2)
-        self._begin(ASSIGNMENT)
+        self._begin(assignment(Path(), reported_step=2, keep_best_report=True))
 
     def _is_interrupted(self) -> bool:
         return False
-
-
-ASSIGNMENT = Assignment(
-    number=0,
-    values={},
-    decision_steps=None,
-    max_t=100,
-    reported_step=2,
-    checkpoint_dir="checkpoints",
-    log_dir="logs",
-    checkpoint_every=1,
-    keep_last=1,
-    metric="loss",
-    mode="min",
-    keep_best_report=True,
-)
 
 
 def reported(step: int, loss: float = 1.0) -> Reported:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from tuner.commands import command
 from tuner.decisions.early_stopping import make_rule
 from tuner.decisions.failures import Cause, Failure
+from tuner.decisions.objective import objective_of, reaches_target
 from tuner.decisions.observer import Observer
 from tuner.decisions.sampling import Proposer
 from tuner.errors import StudyAbortedError
@@ -73,7 +74,7 @@ class StudyController:
         self._observer = observer
         self._stop_slots = stop_slots
         self._free_slot = free_slot
-        self._sign = 1.0 if self.spec.objective.mode == "min" else -1.0
+        self._sign = self.spec.objective.sign
         self._rule = make_rule(self.spec)
         self._proposer = Proposer(self.spec, study.sampler_attrs)
         self._checkpoints = Checkpoints(study)
@@ -273,7 +274,7 @@ class StudyController:
         number, step = running.number, report.step
         if step <= running.reported_step:
             return True
-        value = self._objective(report)
+        value = objective_of(report, self.spec)
         running.reported_step = step
         self.session.add_busy(report.busy_s)
         # First: what a kill keeps from the record is reported again, what it keeps from MLflow is not.
@@ -300,25 +301,6 @@ class StudyController:
     def _diverged(self, number: int, step: int) -> bool:
         self._rule.diverged(number)
         return self._finish(number, "FAILED", f"diverged at step {step}")
-
-    def _objective(self, report: Reported) -> float:
-        metric = self.spec.objective.metric
-        missing = [key for key in ("step", metric) if key not in report.metrics]
-        if missing:
-            found = ", ".join(sorted(report.metrics)) or "nothing"
-            raise StudyAbortedError(
-                f"the trainable does not report {missing[0]!r}; it reports {found}",
-                "Every report needs `step` (optimizer steps done) and objective.metric. Change the trainable or set "
-                f"objective.metric to one of these, then start again: --name {self.spec.study}-2",
-            )
-        value: object = report.metrics[metric]
-        try:
-            return float(report.metrics[metric])
-        except (TypeError, ValueError):
-            raise StudyAbortedError(
-                f"metric {metric!r} of trial {report.number} is {value!r}, not a number",
-                f"Report objective.metric as one number, then start again: --name {self.spec.study}-2",
-            ) from None
 
     def _take_end(self, running: _Running, ended: Ended) -> bool:
         number = running.number
@@ -352,13 +334,9 @@ class StudyController:
         self._observer.trial_ended(record)
         self._tracker.end_trial(number, state, reason, record.value, record.checkpoint)
         self.session.note_progress()
-        if state == "COMPLETE" and self._reaches_target(record.value):
+        if state == "COMPLETE" and reaches_target(record.value, self.spec):
             self.stop("target")
         return False
-
-    def _reaches_target(self, value: float | None) -> bool:
-        target = self.spec.search.target
-        return target is not None and value is not None and self._sign * value <= self._sign * target
 
     def _stop_when_all_alike(self, number: int, reason: str) -> None:
         self._last_failures.append(reason)

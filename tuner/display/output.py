@@ -15,7 +15,7 @@ from rich.text import Text
 
 from tuner import text
 from tuner.commands import command
-from tuner.display import outcomes, tables
+from tuner.display import facts, outcomes, tables
 from tuner.display.formats import Format, Shape, to_csv, to_json
 
 if TYPE_CHECKING:
@@ -149,22 +149,8 @@ def best(study: Study, records: Sequence[TrialRecord], form: Format, *, as_list:
         if found is not None:
             result(f"confirmed with new seeds: {' '.join(outcomes.confirmed_words(study, found))}")
     else:
-        _table(tables.facts(_best_facts(study, records[0], found)))
+        _table(tables.facts(facts.of_best(study, records[0], found)))
         _remarks(study, study.trials())
-
-
-def _best_facts(study: Study, record: TrialRecord, found: Confirmation | None) -> dict[str, Any]:
-    facts = {
-        "study": study.name,
-        "trial": f"{record.number}, {record.state} at step {record.step}",
-        study.spec.objective.metric: f"{text.measured(record.value)}{outcomes.against_default(study, record)}",
-    }
-    facts |= {f"  {name}": text.parameter(value, width=80) for name, value in record.params.items()}
-    if found is not None:
-        facts["confirmed"] = " ".join(outcomes.confirmed_words(study, found))
-    place = outcomes.mlflow_place(study, record)
-    run = " ".join(filter(None, [record.mlflow_run_id, place and f"({place})"]))
-    return facts | {"checkpoint": record.checkpoint or text.MISSING, "mlflow run": run or text.MISSING}
 
 
 def trial(study: Study, record: TrialRecord, form: Format) -> None:
@@ -173,70 +159,17 @@ def trial(study: Study, record: TrialRecord, form: Format) -> None:
 
     known = describe(study, record)
     if form is Format.TABLE:
-        _table(tables.facts(_trial_facts(study, record, known)))
+        _table(tables.facts(facts.of_trial(study, record, known)))
     else:
         _data(known, tuple(known), form)
-
-
-def _trial_facts(study: Study, record: TrialRecord, known: Mapping[str, Any]) -> dict[str, Any]:
-    metric, tries = study.spec.objective.metric, record.attempts
-    facts: dict[str, Any] = {
-        "study": study.spec.study,
-        "trial": f"{record.number}, {record.state} at step {record.step} of {study.spec.max_t}",
-        metric: f"{text.measured(record.value)}{outcomes.against_default(study, record)}",
-        "reason": record.reason,
-    }
-    facts |= {f"  {name}": text.parameter(value, width=80) for name, value in record.params.items()}
-    facts |= {
-        "curve": _curve(record),
-        "time": f"{text.duration(known['seconds'])}{'' if tries < 2 else f', started {tries} times'}",
-        "started": record.started,
-        "checkpoints": "\n".join(map(_checkpoint_words, known["checkpoints"])),
-        "logs": "\n".join(known["logs"]),
-        "mlflow run": record.mlflow_run_id,
-        "  see it": known["mlflow"],
-        "again": known["reproduce"],
-    }
-    return {name: value for name, value in facts.items() if value}
-
-
-def _curve(record: TrialRecord) -> str:
-    (first, *_), values = (list(record.reports) or [0]), list(record.reports.values())
-    if len(values) < 2:
-        return ""
-    ends = f"{text.measured(values[0])} at step {first}, {text.measured(values[-1])} at step {record.step}"
-    return f"{text.curve(values)}\n{ends}"
-
-
-def _checkpoint_words(found: Mapping[str, Any]) -> str:
-    return f"{found['path']}  {text.num_bytes(found['bytes'])}{'' if found['complete'] else ', not complete'}"
 
 
 def status(state: Mapping[str, Any], form: Format) -> None:
     """Where one study stands."""
     if form is Format.TABLE:
-        _table(tables.facts(status_facts(state)))
+        _table(tables.facts(facts.of_status(state)))
     else:
         _states([state], form, as_list=False)
-
-
-def status_facts(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A study's status in words."""
-    return {
-        "study": state["study"],
-        "state": tables.state(state["state"]),
-        "trials": text.counts(state["counts"]),
-        "best": _best_words(state["best"]),
-        "slots": text.MISSING if state["slots"] is None else state["slots"],
-        "elapsed": text.duration(state["elapsed_s"]),
-        "time training": text.percent(state["training_share"]),
-    }
-
-
-def _best_words(record: Mapping[str, Any] | None) -> str:
-    if record is None:
-        return text.MISSING
-    return f"{text.measured(record['value'])} (trial {record['number']})"
 
 
 def studies(states: Sequence[Mapping[str, Any]], form: Format) -> None:
@@ -246,8 +179,8 @@ def studies(states: Sequence[Mapping[str, Any]], form: Format) -> None:
         return
     table = tables.new_table("study", "state", "trials", "best", "elapsed", right={"elapsed"})
     for state in states:
-        facts = status_facts(state)
-        table.add_row(*(facts[column.header.plain] for column in table.columns))  # type: ignore[union-attr]
+        cells = facts.of_status(state)
+        table.add_row(*(cells[column.header.plain] for column in table.columns))  # type: ignore[union-attr]
     _table(table)
 
 

@@ -1,7 +1,7 @@
 """What can keep a study from running here, found before it starts. Pure: facts in, findings out.
 
-A check is a function from facts to findings; whoever gathers the facts is doctor_facts.py (one host), doctor_nodes.py
-(all of them) and examination.py.
+A check is a function from facts to findings; whoever gathers the facts is facts.py (one host), nodes.py (all of
+them) and examination.py.
 """
 
 from __future__ import annotations

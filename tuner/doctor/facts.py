@@ -1,4 +1,4 @@
-"""What a host says of itself. Each node of a cluster is asked; what that means is said in doctor.py.
+"""What a host says of itself. Each node of a cluster is asked; what that means is said in checks.py.
 
 Imports neither Ray nor torch: it runs in a task on every node, whatever is installed there.
 """

@@ -9,6 +9,7 @@ from typing import Any
 
 from trainables.checkpoint_dir import step_dir
 from tuner.execution.channel import Assignment
+from tuner.study_file.sections import sign_of
 
 
 class BestReport:
@@ -22,7 +23,7 @@ class BestReport:
         self._root = Path(assignment.checkpoint_dir)
         self._is_wanted = assignment.keep_best_report
         self._metric = assignment.metric
-        self._sign = 1.0 if assignment.mode == "min" else -1.0
+        self._sign = sign_of(assignment.mode)
         self._step: int | None = None
         self._value = math.inf * self._sign
         if assignment.best_report is not None:

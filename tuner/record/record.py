@@ -107,7 +107,7 @@ def ranked(records: Iterable[TrialRecord], objective: Objective) -> list[TrialRe
     """Best first. Only COMPLETE trials compete, unless there is none; a trial without a value never does."""
     valued = [record for record in records if record.value is not None and record.state != "FAILED"]
     field_ = [record for record in valued if record.state == "COMPLETE"] or valued
-    sign = 1.0 if objective.mode == "min" else -1.0
+    sign = objective.sign
     return sorted(field_, key=lambda record: (sign * (record.value or 0.0), record.number))
 
 

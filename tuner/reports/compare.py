@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tuner import text
 from tuner.planning.plan import describe
 from tuner.record.record import TrialRecord, ranked
+from tuner.study_file.sections import sign_of
 from tuner.study_file.spec import StudySpec
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Compared:
             return None
         if self.default.step != self.best.step:
             return None
-        sign = 1.0 if self.spec.objective.mode == "min" else -1.0
+        sign = self.spec.objective.sign
         return sign * (self.default.value - self.best.value) / abs(self.default.value)
 
     @property
@@ -106,7 +107,7 @@ def compared(name: str, study: Study) -> Compared:
 
 def best_so_far(records: Iterable[TrialRecord], mode: str) -> list[tuple[int, int, float]]:
     """(trials, optimizer steps, value) each time a trial ended better than all before it, and at the end."""
-    sign = 1.0 if mode == "min" else -1.0
+    sign = sign_of(mode)
     ended = sorted((record for record in records if record.ended), key=lambda record: record.ended or "")
     curve: list[tuple[int, int, float]] = []
     steps = 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.commands import command
 from tuner.record.study_dir import SPEC
 from tuner.reports.inference import CONFIDENCE, Interval, mean_interval
+from tuner.study_file.sections import sign_of
 
 if TYPE_CHECKING:
     from tuner.record.record import TrialRecord
@@ -123,7 +124,7 @@ def confirm_outcome(
         num_planned: How many runs there will be in all.
     """
     records = list(runs)
-    sign = 1.0 if mode == "min" else -1.0
+    sign = sign_of(mode)
     arms = [_arm(number, is_default, params, records) for number, is_default, params in configurations]
     known = [arm for arm in arms if arm.values or arm.failed]
     known.sort(key=lambda arm: (len(arm.failed), arm.mean is None, sign * arm.mean.mean if arm.mean else 0.0))

@@ -35,6 +35,7 @@ from tuner.reports.traces import (
 )
 from tuner.reports.verdict import at_step
 from tuner.study_file.parameters import Categorical, Parameter
+from tuner.study_file.sections import sign_of
 
 __all__ = [
     "curves", "history", "importances", "parallel", "progress", "slices", "spent", "survivors", "timeline",
@@ -45,7 +46,7 @@ MAX_CURVES, MAX_POINTS, MAX_BARS = 120, 1500, 1500
 
 def history(records: Sequence[TrialRecord], metric: str, mode: str) -> Figure:
     """Each trial's value by its number, and the best complete one so far."""
-    sign = 1.0 if mode == "min" else -1.0
+    sign = sign_of(mode)
     complete = [record for record in records if record.state == "COMPLETE" and record.value is not None]
     best: list[TrialRecord] = []
     for record in complete:

@@ -12,6 +12,7 @@ from tuner.record.record import TrialRecord
 from tuner.reports.thinning import thinned
 from tuner.reports.traces import FAINT, GAP, Figure, hover, short, upright
 from tuner.study_file.parameters import Categorical, Parameter
+from tuner.study_file.sections import sign_of
 
 SHADES = ("$shade0", "$shade1", "$shade2", "$shade3")
 MAX_LINES = 240
@@ -19,7 +20,7 @@ MAX_LINES = 240
 
 def parallel(records: Sequence[TrialRecord], parameters: Mapping[str, Parameter], metric: str, mode: str) -> Figure:
     """A line a trial through its parameters to its value: the better a complete trial, the darker."""
-    sign = 1.0 if mode == "min" else -1.0
+    sign = sign_of(mode)
     complete = sorted(
         (r for r in records if r.state == "COMPLETE" and r.value is not None), key=lambda r: sign * (r.value or 0.0)
     )

@@ -73,6 +73,16 @@ class Objective(Section):
     scope: Literal["last", "best"] = "last"
     """A trial's value is that of its last report, or of its best one (then that report's checkpoint is kept)."""
 
+    @property
+    def sign(self) -> float:
+        """See `sign_of`."""
+        return sign_of(self.mode)
+
+
+def sign_of(mode: str) -> float:
+    """What makes an objective one to be minimised: 1, or -1 where more is better."""
+    return 1.0 if mode == "min" else -1.0
+
 
 class Search(Section):
     """How configurations are proposed, and when the study ends."""
