@@ -23,6 +23,7 @@ from tuner.cli_arguments import (
     ShapeOption,
     StudyArgument,
     ThereOption,
+    load,
     open_study,
 )
 from tuner.commands import command
@@ -96,7 +97,7 @@ def run(
 
     Checks the file, creates the study, runs its trials and prints the leaderboard.
     """
-    spec, changes = cli_jobs.load(file, overrides, name)
+    spec, changes = load(file, overrides, name)
     if dry_run:
         return _print_plan(spec, address)
     if address is not None and is_outside(address):
@@ -177,7 +178,7 @@ def validate(
     problems: list[Problem] = []
     for file in files:
         try:
-            spec, _ = cli_jobs.load(file, overrides, None)
+            spec, _ = load(file, overrides, None)
         except SpecError as error:
             problems += error.problems
         else:
@@ -204,7 +205,7 @@ def plan(
 
     Nothing is started but a probe, which creates no study.
     """
-    spec, _ = cli_jobs.load(file, overrides, None)
+    spec, _ = load(file, overrides, None)
     if probe:
         output.note("probe: the first steps of the study, in a temporary folder ...")
     return _print_plan(spec, address, with_probe=probe, price=price, form=form)
@@ -227,7 +228,7 @@ def doctor(
     from tuner.doctor.checks import Level
     from tuner.doctor.examination import examine
 
-    spec = None if file is None else cli_jobs.load(file, overrides, None)[0]
+    spec = None if file is None else load(file, overrides, None)[0]
     found = examine(address=address, root=root, spec=spec)
     output.findings(found, form)
     return CANNOT if any(finding.level is Level.FAIL for finding in found) else 0

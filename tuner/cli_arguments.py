@@ -1,7 +1,8 @@
-"""What several verbs take: a study, its root, a format."""
+"""What several verbs take: a study and its file, its root, a format."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from tuner.errors import InputError
 if TYPE_CHECKING:
     from tuner.record.record import TrialRecord
     from tuner.record.study import Study
+    from tuner.study_file.spec import StudySpec
 
 
 def _complete_study(context: typer.Context, incomplete: str) -> list[str]:
@@ -71,3 +73,11 @@ def trial_of(study: Study, number: int) -> TrialRecord:
         known = f"Trials there: {text.ranges(range(len(records)))}." if records else "It has no trial yet."
         raise InputError(f"study {study.dir.name!r} has no trial {number}", known)
     return records[number]
+
+
+def load(file: Path, overrides: list[str] | None, name: str | None) -> tuple[StudySpec, list[str]]:
+    """A study, and the changes that the command line makes to its file."""
+    from tuner.study_file.spec import load_spec
+
+    changes = [*(overrides or []), *([] if name is None else [f"study={json.dumps(name)}"])]
+    return load_spec(file, changes), changes

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tuner.cli_arguments import ROOT, FileArgument, RootOption, SetOption
+from tuner.cli_arguments import ROOT, FileArgument, RootOption, SetOption, load
 from tuner.display import output
 
 if TYPE_CHECKING:
@@ -49,14 +48,6 @@ def submit(
         place = f"{spec.study} --address {address}"
         output.note(f"next:\n  tune status {place}\n  tune logs {place}")
     return code
-
-
-def load(file: Path, overrides: list[str] | None, name: str | None) -> tuple[StudySpec, list[str]]:
-    """A study, and the changes that the command line makes to its file."""
-    from tuner.study_file.spec import load_spec
-
-    changes = [*(overrides or []), *([] if name is None else [f"study={json.dumps(name)}"])]
-    return load_spec(file, changes), changes
 
 
 def run_there(address: str, file: Path, spec: StudySpec, changes: list[str], root: Path, *, go_on: bool) -> int:

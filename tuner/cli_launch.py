@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner import text
-from tuner.cli_arguments import FileArgument, SetOption
-from tuner.cli_jobs import load
+from tuner.cli_arguments import FileArgument, SetOption, load
 from tuner.commands import DEFAULT_ROOT
 from tuner.display import output
 from tuner.errors import InputError
