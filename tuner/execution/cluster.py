@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ import ray
 from tuner.errors import ClusterError
 from tuner.execution.address import check_reachable, is_outside, reason_of
 from tuner.execution.cluster_token import settle_token
+from tuner.execution.head_watch import watching
 from tuner.execution.nodes import staying_nodes
 from tuner.execution.sweeper import sweeping
 from tuner.planning.capacity import Capacity, Node
@@ -48,7 +49,9 @@ LOCAL = "TUNER_LOCAL_CLUSTER"
 
 
 @contextmanager
-def connected(address: str | None = None, env: Mapping[str, str] | None = None) -> Iterator[None]:
+def connected(
+    address: str | None = None, env: Mapping[str, str] | None = None, on_lost: Callable[[], None] | None = None
+) -> Iterator[None]:
     """Join the cluster at `address`, or start one on this machine that ends with the block.
 
     A process that is connected already stays so, before and after.
@@ -56,17 +59,20 @@ def connected(address: str | None = None, env: Mapping[str, str] | None = None) 
     Args:
         address: `HOST:PORT`, or `auto`: that of RAY_ADDRESS, else the one that runs on this machine.
         env: Variables for the workers of a cluster that is joined; those of one that is started inherit them.
+        on_lost: Called in another thread when the cluster's head does not answer any more.
 
     Raises:
         ClusterError: Ray cannot be started or reached.
     """
+    watch = nullcontext() if on_lost is None else watching(_find_head, on_lost)
     if ray.is_initialized():
-        yield
+        with watch:
+            yield
         return
     before = dict(os.environ)
     os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
     try:
-        with nullcontext() if address else sweeping(), _shut_down_after():
+        with nullcontext() if address else sweeping(), _shut_down_after(), watch:
             _join(address, env or {}) if address else _start_local()
             # What the study starts must find this cluster though another one may run on the host.
             os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
@@ -140,7 +146,7 @@ def _init(**options: Any) -> None:
     try:
         with _uninterrupted():
             ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
-    except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
+    except Exception as error:  # Ray raises bare ones, too
         raise reason_of(options["address"], error) from error
 
 
@@ -155,9 +161,10 @@ def capacity_of(found: list[dict[str, Any]]) -> Capacity:
     return Capacity(cpus=sum(node.cpus for node in nodes), gpus=sum(node.gpus for node in nodes), nodes=nodes)
 
 
-def head() -> tuple[str, float]:
-    """Where the cluster's head listens, `host:port`, and for how many seconds it may be away."""
-    return ray.get_runtime_context().gcs_address, HEAD_PATIENCE_S if can_autoscale() else LOCAL_HEAD_PATIENCE_S
+def _find_head() -> tuple[str | None, float]:
+    # Known to Ray as soon as its processes run, before this one is connected.
+    node: Any = ray._private.worker._global_node
+    return getattr(node, "gcs_address", None), HEAD_PATIENCE_S if can_autoscale() else LOCAL_HEAD_PATIENCE_S
 
 
 def can_autoscale() -> bool:

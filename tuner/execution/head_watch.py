@@ -16,41 +16,45 @@ from pathlib import Path
 from tuner.commands import command
 from tuner.decisions.observer import Observer
 from tuner.errors import ClusterError
-from tuner.execution import cluster
 
 POLL_S, CONNECT_TIMEOUT_S = 2.0, 5.0
 
 
-@contextmanager
-def leaving_lost_cluster(observer: Observer, study_dir: Path) -> Iterator[ExitStack]:
-    """While the block runs, end the process in good order when the cluster's head is gone.
+class LostCluster:
+    """Ends the process in good order when the cluster's head is gone.
 
-    Yields:
-        What to call before that, last one first.
+    Args:
+        observer: Told of it last.
+        study_dir: Of the study that was to run.
+
+    Attributes:
+        endings: What to call before that, last one first.
     """
-    endings = ExitStack()
 
-    def leave() -> None:
-        again = command("resume", study_dir) if study_dir.exists() else "tune run"
+    def __init__(self, observer: Observer, study_dir: Path) -> None:
+        self.endings = ExitStack()
+        self._observer = observer
+        self._dir = study_dir
+
+    def leave(self) -> None:
+        """Never returns."""
+        again = command("resume", self._dir) if self._dir.exists() else "tune run"
         error = ClusterError("the head of the Ray cluster is gone", f"Once there is a cluster again: {again}")
         try:
-            endings.close()
-            observer.cluster_lost(error)
+            self.endings.close()
+            self._observer.cluster_lost(error)
         finally:
             # Neither Ray nor a main thread that waits inside of it lets the interpreter end.
             os._exit(error.exit_code)
 
-    with watching(*cluster.head(), leave):
-        yield endings
-
 
 @contextmanager
-def watching(address: str, patience_s: float, on_lost: Callable[[], None]) -> Iterator[None]:
+def watching(find_head: Callable[[], tuple[str | None, float]], on_lost: Callable[[], None]) -> Iterator[None]:
     """While the block runs, look whether the head answers.
 
     Args:
-        address: `host:port` of the head's control service.
-        patience_s: How long it may be away; a head that is fault tolerant comes back.
+        find_head: Returns `host:port` of the head's control service, None while there is none yet, and for how many
+            seconds it may be away: one that is fault tolerant comes back.
         on_lost: Called once, in a thread of its own, as the main one may wait for the head inside of Ray.
     """
     has_ended = threading.Event()
@@ -58,7 +62,8 @@ def watching(address: str, patience_s: float, on_lost: Callable[[], None]) -> It
     def watch() -> None:
         answered_at = time.monotonic()
         while not has_ended.wait(POLL_S):
-            if answers(address):
+            address, patience_s = find_head()
+            if address is None or answers(address):
                 answered_at = time.monotonic()
             elif time.monotonic() - answered_at > patience_s:
                 on_lost()

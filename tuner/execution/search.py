@@ -21,7 +21,7 @@ from tuner.decisions.controller import StudyController
 from tuner.decisions.observer import Observer
 from tuner.errors import ClusterError, InputError
 from tuner.execution import cluster
-from tuner.execution.head_watch import leaving_lost_cluster
+from tuner.execution.head_watch import LostCluster
 from tuner.execution.shared_root import check_shared
 from tuner.execution.slot import TrialSlot
 from tuner.execution.slot_count import SlotCount
@@ -70,16 +70,13 @@ def run(
     _check_access(spec)
     _tracker(spec, root / spec.study, observer).check()
     _import_ahead()
-    with (
-        handling_signals(_raise_interrupt),
-        cluster.connected(address, env),
-        leaving_lost_cluster(observer, root / spec.study) as endings,
-    ):
+    lost = LostCluster(observer, root / spec.study)
+    with handling_signals(_raise_interrupt), cluster.connected(address, env, lost.leave):
         plan = _plan(spec)
         check_shared(spec, root)
         check_room(spec, root, plan.slots or 1)
         study = Study.create(spec, source_text, root)
-        return _search(study, plan, observer, endings)
+        return _search(study, plan, observer, lost.endings)
 
 
 def resume(
@@ -119,14 +116,11 @@ def resume(
         _check_access(study.spec)
         _tracker(study.spec, study.dir, observer).check()
         _import_ahead()
-        with (
-            handling_signals(_raise_interrupt),
-            cluster.connected(address, env),
-            leaving_lost_cluster(observer, study.dir) as endings,
-        ):
+        lost = LostCluster(observer, study.dir)
+        with handling_signals(_raise_interrupt), cluster.connected(address, env, lost.leave):
             plan = _plan(study.spec)
             check_shared(study.spec, study.dir.parent)
-            return _search(study, plan, observer, endings)
+            return _search(study, plan, observer, lost.endings)
     finally:
         study.close()
 
