@@ -97,7 +97,7 @@ def main() -> None:
         print(json.dumps({"batch_size": calibrate()}))
         return
     study = search(Workload.from_json(sys.argv[1]))
-    print(json.dumps({"trials": len(study.trials)}))
+    print(json.dumps({"last_steps": {trial.number: trial.last_step for trial in study.trials}}))
 
 
 if __name__ == "__main__":

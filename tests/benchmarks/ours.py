@@ -71,8 +71,13 @@ def main() -> None:
     search.TrialSlot = TimedSlot
     study = search.run(study_spec(workload), source_text="study: benchmark\n", root=Path(workload.folder, "studies"))
     states = Counter(trial.state for trial in study.trials())
-    share = study.sessions()[-1]["training_share"]
-    print(json.dumps({"states": states, "training_share": share, "state": study.status()["state"]}))
+    result = {
+        "states": states,
+        "last_steps": {trial.number: trial.step for trial in study.trials()},
+        "training_share": study.sessions()[-1]["training_share"],
+        "state": study.status()["state"],
+    }
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

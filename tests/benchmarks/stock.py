@@ -127,7 +127,8 @@ def main() -> None:
     os.environ["PYTHONPATH"] = str(REPOSITORY)
     start_ray(workload.slots * (workload.workers + 1))
     results = search(workload)
-    print(json.dumps({"errors": results.num_errors}))
+    last_steps = {result.metrics["trial_id"]: result.metrics["step"] for result in results if result.metrics}
+    print(json.dumps({"errors": results.num_errors, "last_steps": last_steps}))
     ray.shutdown()
 
 

@@ -57,7 +57,7 @@ class Bench:
         timeout_s = START_TIMEOUT_S + workload.num_trials * (TRIAL_TIMEOUT_S + STEP_TIMEOUT_S * workload.max_steps)
         cost = measure(module, workload.to_json(), *arguments, timeout_s=timeout_s, log=folder / "stderr.log")
         events = timeline.read(workload.timeline)
-        figures = timeline.summary(events, workload.slots)
+        figures = timeline.summary(events, workload.slots, cost.result.get("last_steps"))
         share = {"training_share": cost.result["training_share"]} if "training_share" in cost.result else {}
         whole = {
             "whole_process_s": cost.wall_s,

@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -47,11 +47,17 @@ def default_losses(events: Sequence[Event]) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in events if event["kind"] == "report" and event["is_default"]}
 
 
-def summary(events: Sequence[Event], slots: int) -> dict[str, Any]:
+def summary(events: Sequence[Event], slots: int, last_steps: Mapping[str, int] | None = None) -> dict[str, Any]:
     """What the events say.
 
+    Args:
+        events: All of a run.
+        slots: Trials at once.
+        last_steps: The step at which each trial was stopped or complete; what it trained after that was of no use.
+
     Returns:
-        efficiency: training seconds of all slots / (slots x wall), wall from the first step to the last.
+        efficiency: useful seconds of training of all slots / (slots x wall), wall from the first step to the last.
+        past_stop: share of the steps that were run after a trial's stop.
         wall_s, trials, steps, step_s (median, evaluation included), processes (that trained, ranks other than 0 aside).
         turnover_s, turnover_p95_s: from a trial's last step to the first step of the next one in the slot.
         decision_s, decision_p95_s: from a report's leaving the loop to the verdict, where the loop waits for it.
@@ -62,14 +68,17 @@ def summary(events: Sequence[Event], slots: int) -> dict[str, Any]:
     if not reports:
         return {}
     begin, end = min(event["begin"] for event in reports), max(event["end"] for event in reports)
-    busy_s = sum(event["end"] - event["begin"] for event in reports)
+    useful = [event for event in reports if event["step"] <= (last_steps or {}).get(str(event["trial"]), math.inf)]
+    useful_s = sum(event["end"] - event["begin"] for event in useful)
     available_s = slots * (end - begin)
     turnovers = turnover_seconds(reports, slots)
+    steps = _steps(reports)
     return {
-        "efficiency": busy_s / available_s,
+        "efficiency": useful_s / available_s,
+        "past_stop": 1 - _steps(useful) / steps,
         "wall_s": end - begin,
         "trials": len({event["trial"] for event in reports}),
-        "steps": sum(max(event["step"] for event in of_trial) for of_trial in by_trial(reports).values()),
+        "steps": steps,
         "step_s": median(_step_seconds(reports)),
         "processes": len({event["pid"] for event in reports}),
         **_spread("turnover", turnovers),
@@ -93,6 +102,10 @@ def by_trial(reports: Sequence[Event]) -> dict[int | str, list[Event]]:
     for event in sorted(reports, key=lambda event: event["step"]):
         trials[event["trial"]].append(event)
     return trials
+
+
+def _steps(reports: Sequence[Event]) -> int:
+    return sum(of_trial[-1]["step"] for of_trial in by_trial(reports).values())
 
 
 def _step_seconds(reports: Sequence[Event]) -> list[float]:
