@@ -111,6 +111,8 @@ def _rank_one_short_of_memory(worker: Worker, folder: Path) -> tuple[str, int, l
     config = large_config(folder)
     limit = 40 * MIB if worker.rank == 1 else 8192 * MIB
     train(config.with_params({"micro_batch_size": 1, "max_steps": 1}), folder / "first", worker=worker)
+    # Tokenising is no part of this: the library ends its process when it gets no memory.
+    prepare(config, "train", folder / "cache", byte_level_tokenizer)
     try:
         with limited_memory(limit):
             reports = train(config, folder / "cache", worker=worker)
