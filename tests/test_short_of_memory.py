@@ -55,6 +55,7 @@ def passes_of(study_dir: Path, number: int, rank: int) -> list[int]:
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_rank_without_memory_halves_the_passes_of_all_and_costs_no_trial_and_no_further_attempt(
     tmp_path: Path,
