@@ -31,7 +31,7 @@ def test_a_trial_of_a_node_that_is_to_be_taken_away_saves_in_time_and_goes_on_el
     steps = list(range(1, 401))
     assert [trial[:3] for trial in found["trials"]] == [["COMPLETE", 400, steps]] * 4
     [(number, step)] = re.findall(r"trial (\d) moves: .* saved at step (\d+)", "\n".join(found["warnings"]))
-    assert int(step) >= found["steps_then"][number]
+    assert int(step) >= found["steps_then"].get(number, 0)
     # Not one step is done twice, and no attempt was counted: the study allows none.
     assert found["logged"] == [steps] * 4
     assert not any("starts again" in text for text in found["warnings"])
