@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.samplers import TPESampler
 
 from tests.studies import study_spec
+from tuner.decisions import sampling
 from tuner.decisions.sampling import Proposal, Proposer, distribution
 from tuner.record.record import TrialRecord
 from tuner.record.study import Study
@@ -80,6 +82,31 @@ def test_a_study_resumed_half_way_proposes_what_the_uninterrupted_one_would(tmp_
     study.close()
     reopened = Study.open(tmp_path / "studies", "halves", writable=True)
     assert search(reopened, 16) == whole
+
+
+def test_what_is_remembered_of_trials_leaves_tpe_as_optuna_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside Optuna's own sampler; some parameters are conditional, every third trial is pruned, some run."""
+
+    def proposed(name: str) -> list[dict[str, Any]]:
+        study = new_study(tmp_path, name, search={"num_trials": 60})
+        first = search(study, 20)
+        proposer = Proposer(study.spec, study.sampler_attrs)
+        for number in range(20, 24):
+            proposer.learn(study.frozen_trials())
+            left_running = proposer.propose(number)
+            assert left_running is not None
+            study.add_trial(left_running)
+        return [*first, *search(study, 60, proposer=proposer)]
+
+    remembering = proposed("remembering")
+    monkeypatch.setattr(
+        sampling,
+        "LastingTPESampler",
+        lambda memory, seed: TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True),
+    )
+    assert proposed("optuna") == remembering
 
 
 def test_qmc_draws_what_its_sequence_leaves_out_anew_for_every_trial(tmp_path: Path) -> None:

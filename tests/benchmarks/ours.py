@@ -29,17 +29,19 @@ def serve_timed(serve: Callable[[dict[str, Any]], None], service: dict[str, Any]
 
 
 class TimedSlot(TrialSlot):
-    """A slot whose workers are timed: whatever it has a trainer run, it runs through `serve_timed`."""
+    """A slot whose workers are timed: whatever it has a trainer run, it runs through `serve_through`."""
+
+    serve_through = staticmethod(serve_timed)
 
     def setup(self, config: dict[str, Any]) -> None:
         from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-        plain = DataParallelTrainer.__init__
+        plain, serve_through = DataParallelTrainer.__init__, self.serve_through
 
         def timed(
             self: DataParallelTrainer, serve: Callable[[dict[str, Any]], None], *rest: Any, **options: Any
         ) -> None:
-            plain(self, partial(serve_timed, serve), *rest, **options)
+            plain(self, partial(serve_through, serve), *rest, **options)
 
         DataParallelTrainer.__init__ = timed
         super().setup(config)

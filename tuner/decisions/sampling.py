@@ -26,6 +26,7 @@ from optuna.distributions import (
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
+from tuner.decisions.tpe import LastingTPESampler, Memory
 from tuner.study_file.search_space import Categorical, Float, Parameter
 from tuner.study_file.spec import StudySpec
 
@@ -69,7 +70,8 @@ class Proposer:
         self._num_configurations = self._space.num_configurations()
         self._trials: Sequence[FrozenTrial] = ()
         self._known: set[str] = set()
-        self._copy = _Copy(spec, study_attrs or {})
+        self._memory = Memory()
+        self._copy = _Copy(spec, study_attrs or {}, self._memory)
         self._fixed = _fixed_points(spec)
         self._grid = self._space.grid() if spec.search.sampler == "grid" else None
 
@@ -99,7 +101,7 @@ class Proposer:
 
     def _sample(self, number: int, max_tries: int) -> Proposal | None:
         for attempt in range(max_tries):
-            sampler = make_sampler(self._spec, number, attempt)
+            sampler = make_sampler(self._spec, number, attempt, self._memory)
             params, trial_attrs, study_attrs = self._copy.ask(sampler)
             if _key(params) not in self._known:
                 return self._proposal(params, trial_attrs=trial_attrs, study_attrs=study_attrs)
@@ -113,7 +115,7 @@ class Proposer:
         return self._proposal(rng.choice(left), study_attrs=self._copy.study_attrs)
 
     def _renew_copy(self) -> None:
-        self._copy = _Copy(self._spec, self._copy.study_attrs)
+        self._copy = _Copy(self._spec, self._copy.study_attrs, self._memory)
         self._copy.follow(self._trials)
 
     def _proposal(self, params: dict[str, Any], **rest: Any) -> Proposal:
@@ -124,10 +126,11 @@ class Proposer:
 class _Copy:
     """The study in memory, as the sampler is to see it: the same trials under the same numbers."""
 
-    def __init__(self, spec: StudySpec, study_attrs: Mapping[str, Any]) -> None:
+    def __init__(self, spec: StudySpec, study_attrs: Mapping[str, Any], memory: Memory) -> None:
         # What a sampler cannot model, `validate` has said; Optuna would say it for every trial.
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space = spec.search_space
+        self._memory = memory
         self._worst = math.inf if spec.objective.mode == "min" else -math.inf
         self._study = optuna.create_study(direction="minimize" if spec.objective.mode == "min" else "maximize")
         for key, value in study_attrs.items():
@@ -203,22 +206,25 @@ class _Copy:
             state, values = TrialState.PRUNED, None
             storage.set_trial_intermediate_value(trial_id, 0, self._worst)
         storage.set_trial_state_values(trial_id, state, values)
+        if state is not TrialState.FAIL:
+            self._memory.add(number, trial.distributions)
 
 
-def make_sampler(spec: StudySpec, number: int, attempt: int = 0) -> BaseSampler:
+def make_sampler(spec: StudySpec, number: int, attempt: int, memory: Memory) -> BaseSampler:
     """Optuna's sampler of the study, seeded for one trial.
 
     Args:
         spec: The study.
         number: The trial it is to sample for.
         attempt: Counts the tries for this trial, when what came before was known already.
+        memory: What has been read of the trials of the copy that it samples on.
     """
     seed = _seed(spec.search.seed, number, attempt)
     # Optuna calls some of these options experimental, at every construction.
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     match spec.search.sampler if attempt < SAMPLER_TRIES else "random":
         case "tpe":
-            return optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
+            return LastingTPESampler(memory, seed=seed)
         case "gp":
             return optuna.samplers.GPSampler(seed=seed)
         case "cmaes":

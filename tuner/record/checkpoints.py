@@ -21,6 +21,8 @@ class Checkpoints:
         self._study = study
         self._root = study.dir.resolve() / "checkpoints"
         self._size = 0
+        # Complete trials that may have a checkpoint: few of thousands.
+        self._keeping = {each.number for each in study.trials() if each.state == "COMPLETE" and each.checkpoint}
         self._deleter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-deleter")
         for condemned in self._root.glob(".*.deleted"):
             # A kill fell into its deletion.
@@ -58,6 +60,7 @@ class Checkpoints:
         if state != "COMPLETE":
             self._forget(number)
             return
+        self._keeping.add(number)
         reports = self._study.trial(number).reports
         if self._study.spec.objective.scope == "best" and reports:
             best = step_dir(self.directory(number), value_step(reports, self._study.spec.objective))
@@ -70,12 +73,15 @@ class Checkpoints:
 
     def _keep(self, num: int) -> list[int]:
         """Delete those beyond the best so many; returns whose they were."""
-        complete = [record for record in self._study.trials() if record.state == "COMPLETE"]
+        records = [self._study.trial(number) for number in self._keeping]
+        complete = [record for record in records if record.state == "COMPLETE"]
         # One whose checkpoint is gone or damaged takes nobody's place.
         usable = [record for record in ranked(complete, self._study.spec.objective) if _has_checkpoint(record)]
-        for record in usable[num:]:
-            self._forget(record.number)
-        return [record.number for record in usable[num:]]
+        spared = [record.number for record in usable[num:]]
+        for number in spared:
+            self._forget(number)
+        self._keeping.difference_update(spared)
+        return spared
 
     def close(self) -> None:
         """Wait for the deletions under way."""

@@ -64,6 +64,7 @@ class Study:
         self._record = record
         self._lock = lock
         self._ended: dict[int, tuple[Any, TrialRecord]] = {}
+        self._ids: dict[int, int] = {}
 
     @cached_property
     def optuna_study(self) -> optuna.Study:
@@ -155,12 +156,13 @@ class Study:
 
     def trials(self) -> list[TrialRecord]:
         """All trials in order of their numbers; checkpoints as absolute paths in the folder's present place."""
-        notes = self._record.user_attrs
+        notes = self._notes
         return [self._trial_record(trial, notes) for trial in self._record.get_trials(deepcopy=False)]
 
     def trial(self, number: int) -> TrialRecord:
         """One trial by its number."""
-        return self._trial_record(self._record.get_trials(deepcopy=False)[number], self._record.user_attrs)
+        is_read = self._lock is None
+        return self._trial_record(self._record.get_trials(deepcopy=False)[number] if is_read else self._frozen(number), self._notes)
 
     def frozen_trials(self) -> list[FrozenTrial]:
         """Optuna's own trials; not copies, so not to be changed."""
@@ -232,7 +234,7 @@ class Study:
 
     def sessions(self) -> list[dict[str, Any]]:
         """Each time the study was run or resumed: {started, ended, slots, training_share, elapsed_s, end}."""
-        notes = self._record.user_attrs
+        notes = self._notes
         keys = sorted((key for key in notes if key.startswith("session:")), key=lambda key: int(key.split(":")[1]))
         return [notes[key] for key in keys]
 
@@ -310,7 +312,7 @@ class Study:
 
     def note_mlflow_run(self, number: int, run_id: str) -> None:
         """Record a trial's run in MLflow, which may become known only after the trial has ended."""
-        if self._record.user_attrs.get(f"mlflow_run_id:{number}") != run_id:
+        if self._notes.get(f"mlflow_run_id:{number}") != run_id:
             self.note_study(f"mlflow_run_id:{number}", run_id)
 
     def note_study(self, key: str, value: Any) -> None:
@@ -342,7 +344,18 @@ class Study:
         return self.optuna_study._storage
 
     def _frozen(self, number: int) -> FrozenTrial:
-        return self.frozen_trials()[number]
+        # Asked for several times a report: a list of thousands of trials for each would cost more than the rest.
+        if number not in self._ids:
+            study_id = self.optuna_study._study_id
+            self._ids[number] = self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
+        return self._storage.get_trial(self._ids[number])
+
+    @property
+    def _notes(self) -> Mapping[str, Any]:
+        """Attributes of the study; not a copy where it is written, as there is one for each trial."""
+        if self._lock is None:
+            return self._record.user_attrs
+        return self._storage.get_study_user_attrs(self.optuna_study._study_id)
 
 
 def _write_draft(draft: Path, spec: StudySpec, source_text: str) -> None:
