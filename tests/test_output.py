@@ -332,6 +332,11 @@ def test_verbose_shows_every_report(demo_study: Study) -> None:
     display.trial_started(4, {}, 0)
     display.reported(4, {"step": 3, "eval_loss": 6.0, "learning_rate": 1e-5})
     assert stream.getvalue().splitlines()[-1] == "trial 4 at step 3: eval_loss 6, learning_rate 1e-05"
+    # A loop of the user's own reports what it likes.
+    display.reported(4, {"step": 6, "eval_loss": 5.0, "phase": "warm up", "rates": [0.1, 0.2], "best": None})
+    assert stream.getvalue().splitlines()[-1] == (
+        "trial 4 at step 6: eval_loss 5, phase warm up, rates [0.1, 0.2], best None"
+    )
 
 
 def test_quiet_prints_warnings_only(demo_study: Study) -> None:
@@ -353,7 +358,9 @@ def test_the_live_table_shows_running_trials_and_leaves_the_screen(demo_study: S
         clock.now_s += 5
         display.preparing(4, "loads a/model: 40%, 0.2 MB/s, about 3 s left")
         clock.now_s += 5
-        display.reported(4, {"step": 3, "eval_loss": 6.25, "learning_rate": 1e-3})
+        display.is_verbose = True
+        display.reported(4, {"step": 3, "eval_loss": 6.25, "learning_rate": "two rates"})
+        display.tick(0.5)
         before = len(stream.getvalue())
         display.trial_ended(record(4, 6.25, "PRUNED", step=3))
         assert "3/27" not in stream.getvalue()[before:], "an ended trial leaves the table with the line that says so"
@@ -361,4 +368,5 @@ def test_the_live_table_shows_running_trials_and_leaves_the_screen(demo_study: S
     assert "trial 4 loads a/model: 40%" in shown
     assert "3/27" in shown
     assert "6.2500" in shown
+    assert "two rates" in shown
     assert "\x1b[?25h" in shown, "the cursor must come back"

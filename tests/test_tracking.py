@@ -31,6 +31,7 @@ from mlflow.tracking._tracking_service.utils import _artifact_repos_cache
 
 import tuner.tracking.sender
 import tuner.tracking.tracker
+from tests.small_disk import small_disk
 from tuner.errors import TrackingError
 from tuner.record.record import TrialRecord
 from tuner.study_file.spec import StudySpec, load_spec
@@ -735,6 +736,23 @@ def test_no_trial_waits_for_a_store_that_is_known_to_be_down(tmp_path: Path) -> 
     assert session.tracker.child_environment(0, timeout_s=40) == {}
     assert time.monotonic() - begin < 1
     session.tracker.close(1)
+
+
+def test_what_a_full_disk_has_no_room_for_is_told_apart_from_what_it_keeps(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "4m") as disk:
+        session = Session(disk.path, make_spec("http://127.0.0.1:9"))
+        session.tracker.start_study({})
+        run_trial(session, 0)
+        disk.fill()
+        run_trial(session, 1, steps=300)
+        assert not session.tracker.close(1)
+        lines = (session.dir / PENDING).read_text().split("\n")
+        assert [path.name for path in session.dir.glob(f"{PENDING}*")] == [PENDING]
+    kept = [line for line in lines if line.endswith("}")]
+    num_lost = 5 + 102 + 1 - len(kept)
+    assert 0 < num_lost <= 102
+    assert sum(f"{num_lost} updates for MLflow are lost (" in text for text in session.warnings) == 1
+    assert sum(f"{len(kept)} updates could not be sent" in text for text in session.warnings) == 1
 
 
 def test_a_store_that_lags_behind_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,8 +93,9 @@ class Lines(Quiet):
             return
         self._board.report(number, metrics)
         if self.is_verbose:
-            numbers = [f"{name} {text.number(value)}" for name, value in metrics.items() if name != "step"]
-            self._say(f"trial {number} at step {int(metrics.get('step', 0))}: {', '.join(numbers)}")
+            # A loop of the user's own may report text, too.
+            shown = [f"{name} {text.parameter(value)}" for name, value in metrics.items() if name != "step"]
+            self._say(f"trial {number} at step {int(metrics.get('step', 0))}: {', '.join(shown)}")
 
     def resized(self, before: int, after: int) -> None:
         self._say(f"{text.plural(before, 'slot')} -> {text.plural(after, 'slot')}")
@@ -211,12 +212,13 @@ def picture(board: Board, now_s: float) -> Group:
 
 def _cells(board: Board, number: int, trial: RunningTrial, now_s: float, *, has_rate: bool) -> list[str]:
     metrics = trial.metrics
+    rate = text.parameter(metrics["learning_rate"]) if "learning_rate" in metrics else text.MISSING
     return [
         str(number),
         "RUNNING" if len(metrics) > 1 else "STARTING",
         f"{int(metrics.get('step', 0))}/{board.max_t}",
         text.measured(metrics.get(board.objective.metric)),
-        *([text.number(metrics.get("learning_rate"))] if has_rate else []),
+        *([rate] if has_rate else []),
         text.duration(now_s - trial.started_s),
     ]
 

@@ -66,7 +66,7 @@ class PendingLog:
         """Make the file hold exactly these events; it does not exist when there are none.
 
         Raises:
-            OSError: The disk is full or the folder is gone.
+            OSError: The disk is full or the folder is gone; the file is as it was.
         """
         self.close()
         text = "".join(f"\n{json.dumps(event, separators=(',', ':'))}" for event in events)
@@ -74,8 +74,12 @@ class PendingLog:
             self.path.unlink(missing_ok=True)
             return
         draft = self.path.with_name(f"{self.path.name}.new")
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(self.path)
+        try:
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(self.path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
         self._size = len(text)
 
     def close(self) -> None:

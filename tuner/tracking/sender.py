@@ -1,6 +1,7 @@
 """A queue of events and the background thread that sends them to MLflow, whatever state the store is in.
 
-Every event is in the pending file before it is in the queue, and leaves both once the store has it.
+Every event is in the pending file before it is in the queue, and leaves both once the store has it. One for which the
+disk had no room is in the queue alone.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Sender:
         self._changed = threading.Condition()
         self._queue: list[Event] = []
         self._old_events: list[Event] | None = None
+        self._unwritten: dict[int, Event] = {}
         self._is_urgent = self._is_closing = self._is_abandoned = self._is_failing = False
         self._may_import = threading.Event()
         self._thread: threading.Thread | None = None
@@ -66,6 +68,7 @@ class Sender:
             try:
                 self._pending.append(event)
             except OSError as error:
+                self._unwritten[id(event)] = event
                 self._warn("disk", f"{self._pending.path} cannot be written ({error}); MLflow may miss points")
             self._queue.append(event)
             self._changed.notify_all()
@@ -89,14 +92,14 @@ class Sender:
         with self._changed:
             self._changed.notify_all()
 
-    def close(self, timeout_s: float) -> int:
+    def close(self, timeout_s: float) -> tuple[int, int]:
         """Send what can be sent in that time and stop.
 
         Returns:
-            The number of events that stay in the pending file.
+            The number of events that stay in the pending file, and of those that are lost.
         """
         if self._thread is None:
-            return 0
+            return 0, 0
         with self._changed:
             self._is_closing = True
             self._may_import.set()
@@ -106,13 +109,21 @@ class Sender:
         self._thread = None
         with self._changed:
             self._is_abandoned = True
-            unsent = [*(self._old_events or []), *self._queue]
-            try:
-                self._pending.rewrite(unsent)
-            except OSError as error:
-                self._warn("lost", f"{len(unsent)} updates for MLflow are lost ({error})")
+            num_unsent, num_lost = self._keep([*(self._old_events or []), *self._queue])
         self._store.close()
-        return len(unsent)
+        return num_unsent - num_lost, num_lost
+
+    def _keep(self, unsent: Sequence[Event]) -> tuple[int, int]:
+        """Leave what was not sent in the pending file: (how many, how many of them are not there)."""
+        try:
+            self._pending.rewrite(unsent)
+        except OSError as error:
+            # The file is as it was: it has all but what did not fit into it, and some that was sent.
+            num_lost = sum(id(event) in self._unwritten for event in unsent)
+            if num_lost:
+                self._warn("lost", f"{num_lost} updates for MLflow are lost ({error})")
+            return len(unsent), num_lost
+        return len(unsent), 0
 
     def _read_old_events(self) -> None:
         # Before the first event of this session goes into the same file.

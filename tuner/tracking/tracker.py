@@ -157,11 +157,11 @@ class MlflowTracker:
         """
         if self._is_study_open:
             self.end_study({"state": "interrupted"})
-        num_unsent = self._sender.close(timeout_s)
-        if num_unsent:
-            where = f"{num_unsent} updates could not be sent to MLflow at {self._target.shown}; {self._dir / PENDING}"
+        num_kept, num_lost = self._sender.close(timeout_s)
+        if num_kept:
+            where = f"{num_kept} updates could not be sent to MLflow at {self._target.shown}; {self._dir / PENDING}"
             self._warn("kept", f"{where} keeps them until `{command('resume', self._dir)}`")
-        return num_unsent == 0
+        return num_kept == num_lost == 0
 
     def _put(self, op: str, **content: Any) -> None:
         if self._spec.mlflow.enabled:
