@@ -136,9 +136,24 @@ def test_a_study_runs_there_and_is_seen_from_here(place: Place) -> None:
     assert (status["state"], status["counts"]["COMPLETE"]) == ("finished", 2)
     assert Study.open(place.root, "first").trial(1).state == "COMPLETE"
     assert place.tune("logs", "first", "1").returncode == 0
+    sees_the_trials_from_here(place, Study.open(place.root, "first"))
     unknown = place.tune("status", "nothing")
     assert unknown.returncode == 2
     assert "Studies there: first." in unknown.stderr
+
+
+def sees_the_trials_from_here(place: Place, study: Study) -> None:
+    """What the reading verbs print of them there arrives as it is."""
+    records = [record.to_json() for record in study.trials()]
+    assert json.loads(place.tune("trials", "first", "--format", "json").stdout) == records
+    table = place.tune("trials", "first", "--format", "csv").stdout
+    assert [line.split(",")[0] for line in table.splitlines()] == ["number", "0", "1"]
+    best = json.loads(place.tune("best", "first", "--top", "1", "--format", "json").stdout)
+    assert [record["number"] for record in best] == [study.best_trial.number]
+    assert json.loads(place.tune("show", "first", "1", "--format", "json").stdout)["params"] == records[1]["params"]
+    exported = place.tune("export", "first", "--to", "model")
+    assert exported.returncode == 2
+    assert f"On a machine of the cluster: tune export first --root {place.root} --to model" in exported.stderr
 
 
 def test_the_same_study_is_not_submitted_twice(place: Place) -> None:

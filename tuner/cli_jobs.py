@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from tuner.cli_arguments import ROOT, FileArgument, RootOption, SetOption, load
 from tuner.display import output
+from tuner.errors import InputError
 
 if TYPE_CHECKING:
     from tuner.remote.jobs import Jobs
@@ -88,6 +89,17 @@ def verb_there(address: str, verb: str, study: str, root: Path, *words: str) -> 
     from tuner.remote.jobs import Jobs
 
     return Jobs(address).run_verb(verb, study, root, *words)
+
+
+def refuse_there(address: str, verb: str, study: str, root: Path, *words: str | Path) -> NoReturn:
+    """Say where to run a verb that leaves files where it runs."""
+    from tuner.remote.jobs import Jobs
+
+    known = Jobs(address).find(study, root)
+    raise InputError(
+        f"{verb} writes where it runs: from outside, nothing of it would arrive here",
+        f"On a machine of the cluster: tune {verb} {study} --root {known.root} {' '.join(map(str, words))}",
+    )
 
 
 def _submission(spec: StudySpec, root: Path, key: str = "") -> Submission:

@@ -20,7 +20,7 @@ from tuner.cli_arguments import (
     open_study,
     trial_of,
 )
-from tuner.cli_jobs import logs_there, verb_there
+from tuner.cli_jobs import logs_there, refuse_there, verb_there
 from tuner.commands import command
 from tuner.display import output
 from tuner.display.formats import Format
@@ -87,8 +87,15 @@ def _watch(study: Study, *, is_quiet: bool) -> None:
 
 
 @app.command(epilog="Example:  tune trials qwen_lr --format csv > trials.csv")
-def trials(study: StudyArgument, root: RootOption = ROOT, form: FormatOption = Format.TABLE) -> int:
+def trials(
+    study: StudyArgument,
+    root: RootOption = ROOT,
+    form: FormatOption = Format.TABLE,
+    address: ThereOption = None,
+) -> int:
     """List the trials of a study."""
+    if address is not None:
+        return verb_there(address, "trials", study, root, "--format", form.value)
     output.trials(open_study(study, root), form)
     return 0
 
@@ -99,8 +106,12 @@ def best(
     top: Annotated[int | None, typer.Option("--top", min=1, metavar="K", help="The K best trials.")] = None,
     root: RootOption = ROOT,
     form: FormatOption = Format.TABLE,
+    address: ThereOption = None,
 ) -> int:
     """Show the best trial and its checkpoint."""
+    if address is not None:
+        words = [] if top is None else ["--top", str(top)]
+        return verb_there(address, "best", study, root, "--format", form.value, *words)
     opened = open_study(study, root)
     leaders = [opened.best_trial, *opened.best(top or 1)[1:]]
     output.best(opened, leaders, form, as_list=top is not None)
@@ -120,11 +131,14 @@ def export(
         str | None, typer.Option("--register", metavar="NAME", help="A new version of this model in MLflow, too.")
     ] = None,
     root: RootOption = ROOT,
+    address: ThereOption = None,
 ) -> int:
     """Write the best trial's model as a Hugging Face folder.
 
     DIR holds model, tokenizer and generation config: AutoModelForCausalLM.from_pretrained(DIR).
     """
+    if address is not None:
+        refuse_there(address, "export", study, root, "--to", to)
     from trainables.progress import heard_by
     from tuner.record.export import export
 
@@ -167,11 +181,19 @@ def logs(
 
 
 @app.command(epilog="Example:  tune show qwen_lr 7")
-def show(study: StudyArgument, trial: TrialArgument, root: RootOption = ROOT, form: FormatOption = Format.TABLE) -> int:
+def show(
+    study: StudyArgument,
+    trial: TrialArgument,
+    root: RootOption = ROOT,
+    form: FormatOption = Format.TABLE,
+    address: ThereOption = None,
+) -> int:
     """Show everything about one trial.
 
     Its parameters, end, learning curve, checkpoints, logs, MLflow run, and how to run it again.
     """
+    if address is not None:
+        return verb_there(address, "show", study, root, str(trial), "--format", form.value)
     opened = open_study(study, root)
     output.trial(opened, trial_of(opened, trial), form)
     return 0

@@ -113,8 +113,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _wrapped(error: BaseException) -> Iterator[BaseException]:
-    # Ray Train, Ray's tasks and its health checks each have a name of their own for it.
-    names: Iterable[str] = ("_base_exc", "cause", "health_check_failure")
+    # Ray Train and its controller, Ray's tasks and its health checks each have a name of their own for it.
+    names: Iterable[str] = ("_base_exc", "controller_failure", "cause", "health_check_failure")
     return (inner for name in names if isinstance(inner := getattr(error, name, None), BaseException))
 
 

@@ -54,23 +54,30 @@ class ProcessGroup(Backend):
     share_cuda_visible_devices = True
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        address, port = worker_group.execute_single(0, get_address_and_port)
-        size = len(worker_group)
-        ray.get(
-            [
-                worker_group.execute_single_async(rank, _join, backend_config, rank, size, address, port)
-                for rank in range(size)
-            ]
-        )
+        try:
+            _join_all(worker_group, backend_config)
+        except Exception:
+            # Ray Train forgets workers that fail here, with all that they hold of the cluster.
+            worker_group.abort()
+            raise
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
         # A worker that hangs is killed right after; nothing is owed to it.
         ray.wait(worker_group.execute_async(_leave), num_returns=len(worker_group), timeout=5.0)
 
 
+def _join_all(workers: Any, config: BackendConfig) -> None:
+    address, port = workers.execute_single(0, get_address_and_port)
+    size = len(workers)
+    ray.get([workers.execute_single_async(rank, _join, config, rank, size, address, port) for rank in range(size)])
+
+
 def _join(config: ProcessGroupConfig, rank: int, size: int, address: str, port: int) -> None:
+    import torch
     from ray.train.torch.config import _set_torch_distributed_env_vars, _setup_torch_process_group
 
+    if "nccl" in config.backend and not torch.cuda.is_available():
+        raise RuntimeError("Ray has given this worker a GPU, but torch sees none: `tune doctor` says what is there")
     os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
     _set_torch_distributed_env_vars()  # type: ignore[no-untyped-call]
     _setup_torch_process_group(config.backend, rank, size, init_method="env://", timeout_s=config.timeout_s)

@@ -57,7 +57,8 @@ class _WholeLines(JournalFileBackend):
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         try:
             size = self._path.stat().st_size
-            if size < max(self._log_number_offset.values()):
+            # The newest is the last: a study of thousands of trials has tens of thousands.
+            if size < next(reversed(self._log_number_offset.values())):
                 raise OSError(errno.ESTALE, "it was cut short by somebody else")
             self._append_or_take_back(logs, size)
         except OSError as error:
