@@ -1,4 +1,4 @@
-"""The measurements of the loop run where there is neither a GPU nor Ray, and their gates hold."""
+"""Measurements run where there is no GPU, most of them without Ray, and their gates hold."""
 
 from __future__ import annotations
 
@@ -57,3 +57,12 @@ def test_work_is_done_once() -> None:
 def test_a_slot_reports_the_losses_that_torchrun_does() -> None:
     sizes = ("--steps", "4", "--eval-every", "2", "--pairs", "1", "--batch-size", "4", "--workers", "2")
     assert measured("tests.benchmarks.loop_parity", *sizes)["slot"]["steps_per_s"] > 0
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_deciding_costs_is_measured() -> None:
+    figures = measured("tests.benchmarks.controller", "--trials", "8", "--seconds", "0.2", "--many", "0", "--no-mlflow")
+    assert figures["slow"]["over_ideal"] > 1
+    assert figures["reaches_goals"]["growth"] is None

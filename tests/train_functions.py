@@ -27,6 +27,19 @@ def quadratic(config: dict[str, Any]) -> None:
             ray.train.report(metrics, checkpoint=Checkpoint.from_directory(folder))
 
 
+def steady(config: dict[str, Any]) -> None:
+    """Sixty steps of a tenth of a second, with a checkpoint at each."""
+    start = 0
+    if checkpoint := ray.train.get_checkpoint():
+        with checkpoint.as_directory() as folder:
+            start = int(Path(folder, "step").read_text())
+    for step in range(start + 1, 61):
+        time.sleep(0.1)
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "step").write_text(str(step))
+            ray.train.report({"step": step, "loss": config["x"] ** 2 + 1 / step}, Checkpoint.from_directory(folder))
+
+
 def without_step(config: dict[str, Any]) -> None:
     """Reports no step."""
     ray.train.report({"loss": 1.0, "other": config["x"]})

@@ -119,7 +119,7 @@ class Proposer:
         self._copy.follow(self._trials)
 
     def _proposal(self, params: dict[str, Any], **rest: Any) -> Proposal:
-        distributions = {name: distribution(self._space.parameters[name]) for name in params}
+        distributions = {name: self._copy.distributions[name] for name in params}
         return Proposal(params, distributions, **rest)
 
 
@@ -131,6 +131,8 @@ class _Copy:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space = spec.search_space
         self._memory = memory
+        # All trials share them.
+        self.distributions = {name: distribution(each) for name, each in self._space.parameters.items()}
         self._worst = math.inf if spec.objective.mode == "min" else -math.inf
         self._study = optuna.create_study(direction="minimize" if spec.objective.mode == "min" else "maximize")
         for key, value in study_attrs.items():
@@ -172,7 +174,7 @@ class _Copy:
 
     def _suggest(self, trial: optuna.Trial, name: str, parameter: Parameter) -> Any:
         """A value as the record will have it: Optuna's third step of 0.05 is 0.15000000000000002."""
-        drawn_from = distribution(parameter)
+        drawn_from = self.distributions[name]
         value = parameter.canonical(trial._suggest(name, drawn_from))
         internal = drawn_from.to_internal_repr(value)
         self._study._storage.set_trial_param(trial._trial_id, name, internal, drawn_from)
