@@ -31,7 +31,8 @@ class StudyScheduler(FIFOScheduler):
 
     def choose_trial_to_run(self, tune_controller: TuneController) -> Trial | None:
         """The first that waits; Tune's own looks through all that have ever run, ten times a second."""
-        waiting = [trial for trial in tune_controller.get_live_trials() if trial.status == Trial.PENDING]
+        untyped: Any = tune_controller
+        waiting = [trial for trial in untyped.get_live_trials() if trial.status == Trial.PENDING]
         return min(waiting, key=lambda trial: trial.config["assignment"].number, default=None)
 
     def debug_string(self) -> str:
