@@ -161,10 +161,7 @@ class Study:
 
     def trial(self, number: int) -> TrialRecord:
         """One trial by its number."""
-        is_read = self._lock is None
-        return self._trial_record(
-            self._record.get_trials(deepcopy=False)[number] if is_read else self._frozen(number), self._notes
-        )
+        return self._trial_record(self._recorded(number), self._notes)
 
     def _recorded(self, number: int) -> Any:
         return self._record.get_trials(deepcopy=False)[number] if self._lock is None else self._frozen(number)
