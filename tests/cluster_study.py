@@ -89,6 +89,15 @@ class NodeSwapper(NodeDrainer):
         self.sizes.append((before, after))
 
 
+class Breather(NodeRemover):
+    """Takes one of the two nodes of trial 0 away, and adds another one while it goes on with the other."""
+
+    def reported(self, number: int, metrics: Mapping[str, float]) -> None:
+        super().reported(number, metrics)
+        if number == 0 and metrics["step"] == MAX_STEPS - 1:
+            self._cluster.add_node(num_cpus=1)
+
+
 class NodeJoiner(NodeRemover):
     """Has a node join that keeps the studies' root to itself."""
 
@@ -224,6 +233,8 @@ def run(
         "logged": [logged_steps(study, trial.number) for trial in study.trials()],
         "trials": [[trial.state, trial.step, list(trial.reports), trial.attempts] for trial in study.trials()],
         "started": remover.started,
+        "reasons": [trial.reason for trial in study.trials()],
+        "workers": [trial.workers for trial in study.trials()],
         "places": remover.places,
         "sizes": getattr(remover, "sizes", []),
         "session": study.sessions()[-1],
@@ -240,6 +251,9 @@ if __name__ == "__main__":
         print(json.dumps(run(place, NodeSwapper, num_nodes=1, slots="auto")))
     elif "join" in sys.argv:
         print(json.dumps(run(place, partial(NodeJoiner, root=place / "studies"), num_nodes=1, slots="auto")))
+    elif "elastic" in sys.argv:
+        scaling = {"num_workers": {"min": 1, "max": 2}, "slots": "auto"}
+        print(json.dumps(run(place, Breather, num_nodes=2, **scaling)))
     elif "spread" in sys.argv:
         scaling = {"num_workers": 2, "slots": 1, "placement_strategy": "STRICT_SPREAD"}
         print(json.dumps(run(place, Onlooker, num_nodes=2, num_cpus=2, **scaling)))

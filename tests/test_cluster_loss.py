@@ -50,6 +50,16 @@ def test_slots_follow_the_nodes_that_join_and_leave(tmp_path: Path) -> None:
     assert 0 < session["training_share"] <= 1
 
 
+def test_a_trial_goes_on_with_the_workers_that_are_left_and_the_next_one_has_all_again(tmp_path: Path) -> None:
+    found = run_study(tmp_path, "elastic")
+    assert found["lost"]
+    assert [trial[:3] for trial in found["trials"]] == [["COMPLETE", MAX_STEPS, list(range(1, MAX_STEPS + 1))]] * 4
+    assert found["workers"] == [[2, 1], [2], [2], [2]]
+    assert "trial 0 goes on with 1 worker instead of 2" in found["warnings"]
+    # The study allows no retry.
+    assert found["sizes"] == []
+
+
 def test_a_node_that_joins_and_does_not_see_the_study_is_not_counted(tmp_path: Path) -> None:
     if not can_isolate(tmp_path):
         pytest.skip("a node with a file system of its own takes the rights to mount one")

@@ -24,6 +24,7 @@ from tuner.record.checkpoints import Checkpoints
 from tuner.record.record import TrialRecord, best_report
 from tuner.record.session import Session
 from tuner.record.study import Study
+from tuner.text import plural
 from tuner.tracking.tracker import MlflowTracker
 
 # The same failure this often in a row means that the study, not a trial, is at fault.
@@ -34,6 +35,7 @@ MAX_IDENTICAL_FAILURES = 3
 class _Running:
     number: int
     reported_step: int
+    workers: tuple[int, ...] = ()
 
 
 class StudyController:
@@ -142,6 +144,7 @@ class StudyController:
                 self._observer.warning(text)
             if heard.preparing:
                 self._observer.preparing(running.number, heard.preparing)
+            self._note_workers(running, heard.num_workers)
             self._checkpoints.note_saved(running.number, heard.saved)
             goes_on = all(self._take_report(running, report) for report in heard.reports)
             if goes_on and heard.ended is not None:
@@ -241,7 +244,7 @@ class StudyController:
     def _start(self, tune_id: str, number: int) -> Assignment:
         record = self.study.trial(number)
         resumed = record.started is not None and (record.step > 0 or record.attempts > 1)
-        self._running[tune_id] = _Running(number, record.step)
+        self._running[tune_id] = _Running(number, record.step, record.workers)
         self.study.note(number, attempts=record.attempts + 1)
         self._observer.trial_started(number, record.params, record.step if resumed else 0)
         self._tracker.start_trial(number, record.params, {"attempts": str(record.attempts + 1)})
@@ -269,6 +272,19 @@ class StudyController:
             best_report=best_report(record.reports, spec.objective),
             environment=environment,
         )
+
+    def _note_workers(self, running: _Running, num_workers: int) -> None:
+        """Record on how many workers an elastic trial goes on, where that is news."""
+        number, before = running.number, running.workers[-1:]
+        if not self.spec.scaling.is_elastic or not num_workers or before == (num_workers,):
+            return
+        running.workers = (*running.workers, num_workers)
+        self.study.note(number, workers=running.workers)
+        tags = {"num_workers": ", ".join(map(str, running.workers))}
+        self._tracker.tag_trial(number, self.study.trial(number).params, tags)
+        if before:
+            now = plural(num_workers, "worker")
+            self._observer.warning(f"trial {number} goes on with {now} instead of {before[0]}")
 
     def _take_report(self, running: _Running, report: Reported) -> bool:
         number, step = running.number, report.step

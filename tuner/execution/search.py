@@ -272,11 +272,7 @@ def slot_settings(spec: StudySpec, study_dir: Path, plan: Plan, stop_key: str) -
     directory = study_dir.resolve()
     return SlotSettings(
         trainable=spec.trainable,
-        num_workers=spec.scaling.num_workers,
-        gpus_per_worker=plan.gpus_per_worker or 0.0,
-        cpus_per_worker=spec.scaling.cpus_per_worker,
-        accelerator_type=spec.scaling.accelerator_type,
-        placement_strategy=spec.scaling.placement_strategy,
+        scaling=spec.scaling.model_copy(update={"gpus_per_worker": plan.gpus_per_worker or 0.0}),
         scratch_dir=str(directory / "ray"),
         cache_dir=str(directory / "data"),
         max_failures=spec.failures.max_failures,

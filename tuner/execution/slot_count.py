@@ -9,7 +9,7 @@ from tuner.decisions.observer import Observer
 from tuner.execution import cluster
 from tuner.execution.nodes import staying_nodes
 from tuner.execution.shared_root import Newcomers
-from tuner.planning.capacity import Capacity, shortfall, slots
+from tuner.planning.capacity import Capacity, num_workers_at_once, shortfall, slots
 from tuner.planning.plan import Plan
 from tuner.record.study import Study
 
@@ -30,7 +30,7 @@ class SlotCount:
         spec = study.spec
         scaling = spec.scaling.model_copy(update={"gpus_per_worker": plan.gpus_per_worker})
         self._spec = spec.model_copy(update={"scaling": scaling})
-        self._gpus_per_slot = plan.num_workers * (plan.gpus_per_worker or 0.0)
+        self._gpus_per_worker = plan.gpus_per_worker or 0.0
         self._controller = controller
         self._observer = observer
         self._follows = spec.scaling.slots == "auto" and cluster.can_autoscale()
@@ -51,4 +51,4 @@ class SlotCount:
             self._observer.warning(f"no trial fits the cluster any more, it waits for nodes: {lack}")
         self._has_room = bool(count)
         # A study without a slot would be over; one slot waits.
-        self._controller.resize(max(1, count), count * self._gpus_per_slot)
+        self._controller.resize(max(1, count), num_workers_at_once(self._spec, capacity) * self._gpus_per_worker)
