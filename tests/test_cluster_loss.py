@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_study import HEAD_MAX_STEPS, MAX_STEPS, write_study
+from tests.cluster_study import HEAD_MAX_STEPS, MAX_STEPS, SILENT_STEPS, write_study
 from tests.clusters import can_isolate
 from tests.conftest import REPOSITORY, Tune
 
@@ -34,6 +34,16 @@ def test_a_trial_of_a_node_that_is_to_be_taken_away_saves_in_time_and_goes_on_el
     assert int(step) >= found["steps_then"].get(number, 0)
     # Not one step is done twice, and no attempt was counted: the study allows none.
     assert found["logged"] == [steps] * 4
+    assert not any("starts again" in text for text in found["warnings"])
+
+
+def test_a_trial_that_reports_only_at_its_end_is_saved_at_its_next_step_when_its_node_goes(tmp_path: Path) -> None:
+    found = run_study(tmp_path, "silent")
+    assert found["lost"]
+    assert [trial[:3] for trial in found["trials"]] == [["COMPLETE", SILENT_STEPS, [SILENT_STEPS]]] * 4
+    [step] = re.findall(r"trial 0 moves: .* saved at step (\d+)", "\n".join(found["warnings"]))
+    assert 0 < int(step) < SILENT_STEPS
+    assert "equals the record bit for bit at all 1 reports" in found["reproduced"]
     assert not any("starts again" in text for text in found["warnings"])
 
 

@@ -11,7 +11,9 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from trainables.checkpoint_dir import step_of
 from tuner.commands import command
 from tuner.decisions.early_stopping import make_rule
 from tuner.decisions.failures import Cause, Failure
@@ -243,10 +245,10 @@ class StudyController:
 
     def _start(self, tune_id: str, number: int) -> Assignment:
         record = self.study.trial(number)
-        resumed = record.started is not None and (record.step > 0 or record.attempts > 1)
+        resumed_from = max(record.step, 0 if record.checkpoint is None else step_of(Path(record.checkpoint)))
         self._running[tune_id] = _Running(number, record.step, record.workers)
         self.study.note(number, attempts=record.attempts + 1)
-        self._observer.trial_started(number, record.params, record.step if resumed else 0)
+        self._observer.trial_started(number, record.params, resumed_from)
         self._tracker.start_trial(number, record.params, {"attempts": str(record.attempts + 1)})
         # A loop of the user's own may log to MLflow itself: into this trial's run, and no other.
         environment = self._tracker.child_environment(number) if self.spec.is_custom else {}

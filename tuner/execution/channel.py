@@ -197,7 +197,7 @@ class Go:
 
 @dataclass(frozen=True)
 class Stop:
-    """Let go of the trial at its next report; `save` keeps a checkpoint to resume from."""
+    """Let go of the trial after its next step, or at its next report; `save` keeps a checkpoint to resume from."""
 
     number: int
     save: bool

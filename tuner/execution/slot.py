@@ -3,7 +3,7 @@
 Tune sees an ordinary Trainable whose actor is reused. Behind it ONE TorchTrainer run outlives the trials: its worker
 processes, process group, device context and data stay, so that the next trial starts in milliseconds. A worker group
 that dies is started anew and the trial goes on from its newest complete checkpoint; Tune never hears of it. Where the
-cluster says that a node will be taken away, the trial saves at its next report and goes on from there on another one;
+cluster says that a node will be taken away, the trial saves after its next step and goes on from there on another one;
 likewise where the number of workers is elastic and there has come to be room for more.
 """
 
