@@ -78,7 +78,7 @@ class WorkerGroup:
     def can_grow(self) -> bool:
         """Whether there is room for more of them than there are."""
         known = self._settings
-        if not known.can_autoscale or not self.is_ready or self.size == known.scaling.max_workers:
+        if not known.scaling.is_elastic or not known.can_autoscale or self.size in (0, known.scaling.max_workers):
             return False
         from tuner.execution.elastic import room_now
 

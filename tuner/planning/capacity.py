@@ -83,6 +83,14 @@ def shortfall(spec: StudySpec, capacity: Capacity) -> str:
     return f"requested {workers} with {_each(scaling)}; available {nodes or 'no node'}{more}: {found}"
 
 
+def lack(spec: StudySpec, capacity: Capacity) -> str:
+    """What a trial waits for that does not fit yet, and what there is, in a few words."""
+    scaling = _settled(spec, capacity)
+    workers = amount(scaling.min_workers, "worker")
+    there = f"{amount(capacity.cpus, 'CPU')} and {amount(capacity.gpus, 'GPU')}"
+    return f"{workers} with {_each(scaling)}: the cluster has {there}, room for {room(scaling, capacity)}"
+
+
 def _each(scaling: Scaling) -> str:
     gpu = f"{scaling.accelerator_type or ''} GPU".strip()
     gpus = 0.0 if scaling.gpus_per_worker == "auto" else scaling.gpus_per_worker
