@@ -26,6 +26,7 @@ from tuner.record.study import Study
 LOST_AT_STEP = 5
 HEAD_MAX_STEPS = 200
 MAX_STEPS = 400 if {"drain", "swap", "join"} & set(sys.argv) else 30
+SILENT_STEPS = 1500
 DRAIN_S = 5.0
 PREEMPTION = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
 
@@ -69,6 +70,20 @@ class NodeDrainer(NodeRemover):
             super()._take(self.lost)
 
 
+class SilentDrainer(NodeDrainer):
+    """The same once trial 0 trains: nothing is heard of it before its end."""
+
+    def tick(self, training_share: float) -> None:
+        nodes = worker_nodes() if not self.lost and self._has_begun() else []
+        if nodes:
+            self.lost = nodes[0]
+            self._take(self.lost)
+        super().tick(training_share)
+
+    def _has_begun(self) -> bool:
+        return (Path(sys.argv[1]) / "studies" / "tiny" / "logs" / "0.rank0.log").exists()
+
+
 class NodeSwapper(NodeDrainer):
     """Adds a node once trial 0 has got somewhere, and has the first one taken away once a trial runs on the new one."""
 
@@ -87,6 +102,15 @@ class NodeSwapper(NodeDrainer):
 
     def resized(self, before: int, after: int) -> None:
         self.sizes.append((before, after))
+
+
+class Breather(NodeRemover):
+    """Takes one of the two nodes of trial 0 away, and adds another one while it goes on with the other."""
+
+    def reported(self, number: int, metrics: Mapping[str, float]) -> None:
+        super().reported(number, metrics)
+        if number == 0 and metrics["step"] == MAX_STEPS - 1:
+            self._cluster.add_node(num_cpus=1)
 
 
 class NodeJoiner(NodeRemover):
@@ -201,15 +225,27 @@ def tune(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "tuner", *arguments], **options)
 
 
+def reproduce(folder: Path) -> str:
+    """What is said of trial 0 when it has been run again without its study."""
+    command = [sys.executable, "-m", "tuner", "reproduce", str(folder / "studies" / "tiny"), "0", "--run"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
 def run(
-    folder: Path, kind: Callable[[Cluster], NodeRemover], num_nodes: int = 3, num_cpus: int = 1, **scaling: Any
+    folder: Path,
+    kind: Callable[[Cluster], NodeRemover],
+    num_nodes: int = 3,
+    num_cpus: int = 1,
+    train: Mapping[str, Any] | None = None,
+    **scaling: Any,
 ) -> dict[str, Any]:
     """Run it."""
     cluster = start_cluster(num_nodes, num_cpus)
     remover = kind(cluster)
     spec = study_spec(
         folder,
-        train={"max_steps": MAX_STEPS},
+        train={"max_steps": MAX_STEPS, **(train or {})},
         search={"num_trials": 4},
         scheduler={"type": "none"},
         scaling={"slots": 2, **scaling},
@@ -224,6 +260,8 @@ def run(
         "logged": [logged_steps(study, trial.number) for trial in study.trials()],
         "trials": [[trial.state, trial.step, list(trial.reports), trial.attempts] for trial in study.trials()],
         "started": remover.started,
+        "reasons": [trial.reason for trial in study.trials()],
+        "workers": [trial.workers for trial in study.trials()],
         "places": remover.places,
         "sizes": getattr(remover, "sizes", []),
         "session": study.sessions()[-1],
@@ -236,10 +274,17 @@ if __name__ == "__main__":
         print(json.dumps(run_command(place)))
     elif "head" in sys.argv:
         print(json.dumps(lose_head(place)))
+    elif "silent" in sys.argv:
+        once = {"max_steps": SILENT_STEPS, "eval_every": SILENT_STEPS}
+        found = run(place, SilentDrainer, num_nodes=2, train=once, slots=1)
+        print(json.dumps({**found, "reproduced": reproduce(place)}))
     elif "swap" in sys.argv:
         print(json.dumps(run(place, NodeSwapper, num_nodes=1, slots="auto")))
     elif "join" in sys.argv:
         print(json.dumps(run(place, partial(NodeJoiner, root=place / "studies"), num_nodes=1, slots="auto")))
+    elif "elastic" in sys.argv:
+        scaling = {"num_workers": {"min": 1, "max": 2}, "slots": "auto"}
+        print(json.dumps(run(place, Breather, num_nodes=2, **scaling)))
     elif "spread" in sys.argv:
         scaling = {"num_workers": 2, "slots": 1, "placement_strategy": "STRICT_SPREAD"}
         print(json.dumps(run(place, Onlooker, num_nodes=2, num_cpus=2, **scaling)))

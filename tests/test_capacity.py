@@ -60,7 +60,7 @@ def test_ray_finds_room_for_as_many_trials_as_are_counted_and_no_more(
 
 def _workers(spec: StudySpec, folder: Path) -> Any:
     """The place of one trial's workers, asked for as Ray Train does it."""
-    config = scaling_config(slot_settings(spec, folder, make_plan(spec, capacity()), ""))
+    config = scaling_config(slot_settings(spec, folder, make_plan(spec, capacity()), "").scaling)
     return placement_group(
         [config._resources_per_worker_not_none] * spec.scaling.num_workers, config.placement_strategy
     )

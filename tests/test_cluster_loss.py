@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster_study import HEAD_MAX_STEPS, MAX_STEPS, write_study
+from tests.cluster_study import HEAD_MAX_STEPS, MAX_STEPS, SILENT_STEPS, write_study
 from tests.clusters import can_isolate
 from tests.conftest import REPOSITORY, Tune
 
@@ -37,6 +37,16 @@ def test_a_trial_of_a_node_that_is_to_be_taken_away_saves_in_time_and_goes_on_el
     assert not any("starts again" in text for text in found["warnings"])
 
 
+def test_a_trial_that_reports_only_at_its_end_is_saved_at_its_next_step_when_its_node_goes(tmp_path: Path) -> None:
+    found = run_study(tmp_path, "silent")
+    assert found["lost"]
+    assert [trial[:3] for trial in found["trials"]] == [["COMPLETE", SILENT_STEPS, [SILENT_STEPS]]] * 4
+    [step] = re.findall(r"trial 0 moves: .* saved at step (\d+)", "\n".join(found["warnings"]))
+    assert 0 < int(step) < SILENT_STEPS
+    assert "equals the record bit for bit at all 1 reports" in found["reproduced"]
+    assert not any("starts again" in text for text in found["warnings"])
+
+
 def test_slots_follow_the_nodes_that_join_and_leave(tmp_path: Path) -> None:
     found = run_study(tmp_path, "swap")
     steps = list(range(1, 401))
@@ -48,6 +58,16 @@ def test_slots_follow_the_nodes_that_join_and_leave(tmp_path: Path) -> None:
     assert session["slots"] == 1
     assert session["elapsed_s"] < session["slot_s"] < 2 * session["elapsed_s"]
     assert 0 < session["training_share"] <= 1
+
+
+def test_a_trial_goes_on_with_the_workers_that_are_left_and_the_next_one_has_all_again(tmp_path: Path) -> None:
+    found = run_study(tmp_path, "elastic")
+    assert found["lost"]
+    assert [trial[:3] for trial in found["trials"]] == [["COMPLETE", MAX_STEPS, list(range(1, MAX_STEPS + 1))]] * 4
+    assert found["workers"] == [[2, 1], [2], [2], [2]]
+    assert "trial 0 goes on with 1 worker instead of 2" in found["warnings"]
+    # The study allows no retry.
+    assert found["sizes"] == []
 
 
 def test_a_node_that_joins_and_does_not_see_the_study_is_not_counted(tmp_path: Path) -> None:

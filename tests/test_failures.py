@@ -57,6 +57,8 @@ def test_a_groups_end_names_the_rank_that_was_the_cause() -> None:
     assert cause_of_group_end(group).summary == "ZeroDivisionError: division by zero"
     lost = WorkerGroupError("two ranks failed", {0: Wrapped(echo), 1: WorkerHealthCheckFailedError("x", dead_actor())})
     assert cause_of_group_end(lost).failure is Failure.LOST
+    alone = WorkerGroupError("the other rank's end is not known yet", {0: Wrapped(echo)})
+    assert cause_of_group_end(alone).reason == "lost: a worker process died"
     short = WorkerGroupError("x", {0: WorkerHealthCheckFailedError("x", dead_actor()), 1: Wrapped(OutOfMemory(4))})
     assert cause_of_group_end(short).failure is Failure.TOO_LARGE
 

@@ -160,6 +160,30 @@ def test_one_signal_saves_every_trial_and_the_study_goes_on_later(
     assert mlflow_statuses(tmp_path) == {"0": "FINISHED", "1": "FINISHED", "parent": "FINISHED"}
 
 
+@pytest.mark.slow
+def test_a_trial_that_reports_only_at_its_end_is_saved_at_its_next_step(
+    tmp_path: Path, study_file: Path, tune_process: Callable[..., Tune]
+) -> None:
+    num_steps = 3000
+    lengths = ["--set", f"train.max_steps={num_steps}", "--set", f"train.eval_every={num_steps}"]
+    tune = tune_process("run", str(study_file), *lengths, "--set", "search.num_trials=1")
+    tune.wait_for((tmp_path / "studies" / "long" / "logs" / "0.rank0.log").exists)
+    os.killpg(tune.process.pid, signal.SIGINT)
+    assert tune.end() == 130
+    [left] = trials(tmp_path)
+    assert (left.state, left.step, left.reports) == ("RUNNING", 0, {})
+    saved = int((left.checkpoint or "").rpartition("_")[2])
+    assert 0 < saved < num_steps
+    resumed = tune_process("resume", "long")
+    assert resumed.end(180) == 0, resumed.text
+    assert f"goes on from step {saved}" in resumed.text
+    [trial] = trials(tmp_path)
+    assert (trial.state, list(trial.reports)) == ("COMPLETE", [num_steps])
+    again = tune_process("reproduce", "long", "0", "--run")
+    assert again.end(180) == 0, again.text
+    assert "equals the record bit for bit at all 1 reports" in again.text
+
+
 def test_stop_from_another_terminal_saves_every_trial_and_leaves_the_study_resumable(
     tmp_path: Path, study_file: Path, tune_process: Callable[..., Tune]
 ) -> None:

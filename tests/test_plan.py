@@ -108,6 +108,13 @@ TWO_NODES = Capacity(64, 12, (Node(32, 8, "H100"), Node(32, 4, "A100")))
         ({"num_workers": 3, "placement_strategy": "STRICT_PACK"}, TWO_NODES, 3),
         ({"num_workers": 2, "placement_strategy": "STRICT_SPREAD"}, TWO_NODES, 4),
         ({"num_workers": 3, "placement_strategy": "STRICT_SPREAD"}, TWO_NODES, 0),
+        ({"num_workers": {"min": 2, "max": 4}}, TWO_NODES, 3),  # counted with the most
+        ({"num_workers": {"min": 2, "max": 9}}, TWO_NODES, 1),
+        ({"num_workers": {"min": 2, "max": 64}}, TWO_NODES, 1),  # and one with fewer, if only it fits
+        ({"num_workers": {"min": 13, "max": 64}}, TWO_NODES, 0),
+        ({"num_workers": {"min": 8, "max": 64}, "placement_strategy": "STRICT_PACK"}, TWO_NODES, 1),
+        ({"num_workers": {"min": 9, "max": 64}, "placement_strategy": "STRICT_PACK"}, TWO_NODES, 0),
+        ({"num_workers": {"min": 2, "max": 3}, "placement_strategy": "STRICT_SPREAD"}, TWO_NODES, 1),
         ({"slots": 3}, Capacity(16, 8), 3),
         ({"slots": 9}, Capacity(16, 8), 8),
     ],
@@ -116,6 +123,21 @@ def test_slots_are_what_the_cluster_holds(scaling: dict[str, Any], capacity: Cap
     spec = study(scaling=scaling)
     assert slots(spec, capacity) == expected
     assert bool(shortfall(spec, capacity)) == (expected == 0)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "held", "words"),
+    [
+        (2, 12, "2 with"),
+        ({"min": 2, "max": 4}, 12, "2 to 4, as many as there is room for, with"),
+        ({"min": 2, "max": 5}, 10, "2 to 5"),
+        ({"min": 2, "max": 64}, 12, "2 to 64"),  # not as many as it asks for
+    ],
+)
+def test_the_gpus_of_a_study_are_those_that_its_slots_hold(num_workers: Any, held: int, words: str) -> None:
+    plan = make_plan(study(scaling={"num_workers": num_workers}), TWO_NODES)
+    assert plan.num_gpus == held
+    assert plan.facts()["workers a trial"].startswith(words)
 
 
 def test_a_request_that_never_fits_is_explained() -> None:
@@ -130,6 +152,7 @@ def test_a_request_that_never_fits_is_explained() -> None:
     ("scaling", "words"),
     [
         ({"accelerator_type": "H100", "num_workers": 9}, "1 H100 GPU each; available .* room for 8 of 9 workers"),
+        ({"num_workers": {"min": 13, "max": 20}}, "requested at least 13 workers with .* room for 12 of 13 workers"),
         ({"placement_strategy": "STRICT_PACK", "num_workers": 9}, "each, all on one node; .* room for 8 of 9 workers"),
         ({"placement_strategy": "STRICT_SPREAD", "num_workers": 3}, "a node of its own; .* room for 2 of 3 workers"),
     ],

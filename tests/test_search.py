@@ -196,8 +196,8 @@ def test_the_loop_under_transformers_trainer_gives_the_same_losses(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_a_plain_ray_train_function_runs_unchanged_and_is_stopped_early(tmp_path: Path, num_workers: int) -> None:
+@pytest.mark.parametrize("num_workers", [1, 2, {"min": 1, "max": 64}])
+def test_a_plain_ray_train_function_runs_unchanged_and_is_stopped_early(tmp_path: Path, num_workers: Any) -> None:
     study = run(
         tmp_path,
         trainable=f"{FUNCTIONS}:quadratic",

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.studies import assignment
 from tuner.decisions.failures import Cause, Failure
-from tuner.execution.channel import Ended, Go, Reported, Start
+from tuner.execution.channel import Ended, Go, Reported, Saved, Start, Stop
 from tuner.execution.slot import TrialSlot
 
 
@@ -17,6 +17,8 @@ class ScriptedWorkers:
     """Workers that are there and say what they are to say."""
 
     is_ready = is_alive = True
+    is_on_leaving_node = can_grow = False
+    size = 1
 
     def __init__(self, messages: list[Any]) -> None:
         self.told: list[Any] = []
@@ -34,6 +36,9 @@ class ScriptedWorkers:
     def receive(self, timeout_s: float) -> Any | None:
         return self._messages.popleft() if self._messages else None
 
+    def end(self) -> None:
+        self.can_grow = False
+
     def close(self) -> None:
         pass
 
@@ -45,7 +50,7 @@ class UndisturbedSlot(TrialSlot):
         self.workers = ScriptedWorkers([*messages, Ended(0, "completed")])
         self._workers: Any = self.workers
         self._next_look_at, self._is_waiting = 0.0, False
-        self._settings: Any = SimpleNamespace(max_failures=2)
+        self._settings: Any = SimpleNamespace(max_failures=2, is_warm=True)
         self._begin(assignment(Path(), reported_step=2, keep_best_report=True))
 
     def _is_interrupted(self) -> bool:
@@ -71,3 +76,15 @@ def test_another_attempt_knows_the_best_report_of_the_ones_before() -> None:
         slot.step()
     starts = [message.assignment for message in slot.workers.told if isinstance(message, Start)]
     assert [(start.reported_step, start.best_report) for start in starts] == [(2, None), (4, (3, 0.5))]
+
+
+def test_a_trial_that_could_have_more_workers_is_saved_and_goes_on_with_them() -> None:
+    slot = UndisturbedSlot(reported(3), Saved(0, 3, "step_3"), Ended(0, "stopped"))
+    slot.step()
+    slot.workers.can_grow = True
+    slot._grows_at = slot._next_look_at = 0.0
+    heard = slot.step()["heard"]
+    assert heard.warnings == ("trial 0 moves: there is room for more workers; it was saved at step 3",)
+    assert slot.workers.told[1:] == [Go(0), Stop(0, save=True)]
+    slot.step()
+    assert isinstance(slot.workers.told[3], Start)

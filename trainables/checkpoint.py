@@ -30,6 +30,8 @@ from trainables.errors import CheckpointError, DamagedCheckpointError
 from trainables.parallel import Worker
 from trainables.train_state import TrainState, contents, restore, to_be_read, trained
 
+# The note of a checkpoint between two reports.
+UNREPORTED = "unreported"
 # What torch says of every save and load of a single process.
 NOISE = ".*(torch.distributed is disabled|TypedStorage is deprecated).*"
 
@@ -79,7 +81,7 @@ def save_checkpoint(state: TrainState, path: Path, worker: Worker, notes: Mappin
     Raises:
         CheckpointError: A rank could not write; nothing is at the path then but what was there before.
     """
-    draft = Draft(path, state.step, state.metrics, notes or {})
+    draft = Draft(path, state.step, state.metrics, with_unreported(state, notes))
     if worker.rank == 0:
         # Where this fails, so does what `write` does there, on all ranks.
         with contextlib.suppress(OSError):
@@ -87,6 +89,11 @@ def save_checkpoint(state: TrainState, path: Path, worker: Worker, notes: Mappin
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=NOISE)
         write(draft, lambda: contents(state, worker), worker)
+
+
+def with_unreported(state: TrainState, notes: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The notes, and what only the next report will tell."""
+    return {**(notes or {}), **({UNREPORTED: list(state.unreported)} if state.unreported else {})}
 
 
 def write(
@@ -193,7 +200,9 @@ def _read(state: TrainState, path: Path, worker: Worker) -> None:
     saved = to_be_read(state, worker, reader.read_metadata().state_dict_metadata)
     _load(saved, reader, no_dist=worker.world_size == 1)
     restore(state, saved, worker)
-    state.metrics = (read_manifest(path) or {}).get("metrics", {})
+    manifest = read_manifest(path) or {}
+    state.metrics = manifest.get("metrics", {})
+    state.unreported = tuple((manifest.get("notes") or {}).get(UNREPORTED, ()))
 
 
 def _on_rank_zero(action: Callable[[], None], worker: Worker, group: dist.ProcessGroup | None) -> None:

@@ -12,7 +12,7 @@ Shapes: B rows, T positions.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +65,8 @@ class Report:
         eval_s: Seconds in the evaluation.
         is_last: The trial has run to max_steps.
         state: What `save_checkpoint` takes; live, so it is valid until the generator goes on.
+        is_due: Whether it is a report. Else it is for somebody who wants the state between two of them, and says
+            nothing new.
     """
 
     step: int
@@ -74,6 +76,7 @@ class Report:
     eval_s: float
     is_last: bool
     state: TrainState
+    is_due: bool = True
 
 
 def finetune(
@@ -84,6 +87,7 @@ def finetune(
     parallel: Parallelism = "ddp",
     resume_from: Path | None = None,
     warm: Warm | None = None,
+    is_wanted: Callable[[int], bool] = lambda step: False,
 ) -> Generator[Report, None, None]:
     """Fine-tunes a model; yields a report every eval_every steps and after the last one, on every rank alike.
 
@@ -94,6 +98,8 @@ def finetune(
         parallel: Whether every rank holds the model, or a part of it.
         resume_from: A checkpoint to go on from.
         warm: What earlier trials of this process left; the results are the same without.
+        is_wanted: Asked after each step without a report whether to yield the state there too; says the same on every
+            rank. Going on from such a state gives the reports that there would have been without.
 
     Raises:
         ValueError: The data or the model cannot be had, or there are too few examples for one batch.
@@ -124,7 +130,7 @@ def finetune(
     tokens_per_example = float(train_data.lengths.mean()) if is_packed else config.max_length
     micro_batch_size = MicroBatchSize(config, worker, cache_dir, tokens_per_example, parallel)
     eval_batch = make_eval_batch(eval_data, config, worker, micro_batch_size.examples, is_packed)
-    watch, interval = DivergenceWatch(worker.device), Interval()
+    watch, interval = DivergenceWatch(worker.device), Interval(state.unreported)
     next_batch = make_train_batch(train_data, state.step, config, worker, micro_batch_size.examples, is_packed)
     try:
         while state.step < config.max_steps:
@@ -158,9 +164,14 @@ def finetune(
                 interval.end_evaluation()
                 epoch = state.step * config.batch_size / len(train_data)
                 progress = {"step": state.step, "tokens": state.tokens, "epoch": epoch}
-                state.metrics = {**progress, "eval_loss": eval_loss, **measured}
+                state.metrics, state.unreported = {**progress, "eval_loss": eval_loss, **measured}, ()
                 yield Report(state.step, state.metrics, history, interval.train_s, interval.eval_s, is_last, state)
                 interval = Interval()
+            elif is_wanted(state.step):
+                watch.flush()
+                interval.end_training(worker)
+                state.unreported = interval.steps(state.step, worker)
+                yield Report(state.step, state.metrics, (), interval.train_s, 0.0, False, state, is_due=False)
     finally:
         # The model outlives the trial in a Warm; its gradients must not.
         model.zero_grad(set_to_none=True)

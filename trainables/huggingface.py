@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import math
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -47,7 +47,13 @@ if TYPE_CHECKING:
 
 
 def huggingface(
-    config: TrainConfig, worker: Worker, *, cache_dir: Path, resume_from: Path | None = None, warm: Warm | None = None
+    config: TrainConfig,
+    worker: Worker,
+    *,
+    cache_dir: Path,
+    resume_from: Path | None = None,
+    warm: Warm | None = None,
+    is_wanted: Callable[[int], bool] = lambda step: False,
 ) -> Generator[Report, None, None]:
     """As `finetune`, with the callbacks of `config.callbacks`; one that stops the Trainer ends the trial.
 
@@ -66,7 +72,8 @@ def huggingface(
 
     tokens_per_example = float(train_data.lengths.mean()) if is_packed else config.max_length
     micro_batch_size = MicroBatchSize(config, worker, cache_dir, tokens_per_example)
-    loop = _Loop(TrainState(model, optimizer), train_data, eval_data, config, worker, micro_batch_size, is_packed)
+    state = TrainState(model, optimizer)
+    loop = _Loop(state, train_data, eval_data, config, worker, micro_batch_size, is_packed, is_wanted)
     trainer = _make_trainer(loop, cache_dir)
     trainer.callback_handler.processing_class = warm.tokenizer(config)
     model.train()
@@ -109,10 +116,12 @@ class _Loop:
         worker: Worker,
         micro_batch_size: MicroBatchSize,
         is_packed: bool,
+        is_wanted: Callable[[int], bool],
     ) -> None:
         self.state = state
         self.config = config
         self.worker = worker
+        self.is_wanted = is_wanted
         self.train_data = train_data
         self._eval_data = eval_data
         self._micro_batch_size, self._is_packed = micro_batch_size, is_packed
@@ -120,6 +129,7 @@ class _Loop:
         self._watch, self._interval = DivergenceWatch(worker.device), Interval()
         self._num_tokens = 0
         self._last: Report | None = None
+        self._generator = getcurrent()
 
     def begin(self, trainer: Trainer) -> None:
         """Set the schedule where the state is."""
@@ -127,7 +137,11 @@ class _Loop:
         # The factor is the rate itself.
         set_learning_rate(self.state.optimizer, 1.0)
         trainer.lr_scheduler = LambdaLR(self.state.optimizer, lambda done: learning_rate_at(first + done, config))
-        self._interval = Interval()
+        self._interval = Interval(self.state.unreported)
+
+    def hand_over(self, report: Report) -> None:
+        """Have the generator yield it before the Trainer goes on."""
+        self._generator.switch(report)
 
     def batch(self) -> Batch:
         """The next optimizer step's examples."""
@@ -168,11 +182,19 @@ class _Loop:
         self._interval.end_evaluation()
         epoch = state.step * self.config.batch_size / len(self.train_data)
         progress = {"step": state.step, "tokens": state.tokens, "epoch": epoch}
-        state.metrics = {**progress, "eval_loss": eval_loss, **measured}
+        state.metrics, state.unreported = {**progress, "eval_loss": eval_loss, **measured}, ()
         seconds = self._interval.train_s, self._interval.eval_s
         self._last = Report(state.step, state.metrics, history, *seconds, is_last, state)
         self._interval = Interval()
         return self._last
+
+    def between(self) -> Report:
+        """The state for somebody who wants it now, without a report."""
+        state, worker = self.state, self.worker
+        self._watch.flush()
+        self._interval.end_training(worker)
+        state.unreported = self._interval.steps(state.step, worker)
+        return Report(state.step, state.metrics, (), self._interval.train_s, 0.0, False, state, is_due=False)
 
     def _evaluate(self) -> float:
         model, size = self.state.model, self._micro_batch_size
@@ -214,7 +236,6 @@ class _Trainer(Trainer):
     def __init__(self, loop: _Loop, **options: Any) -> None:
         super().__init__(**options)
         self._loop = loop
-        self._generator = getcurrent()
 
     def get_train_dataloader(self) -> Any:
         return _Batches(self._loop)
@@ -231,7 +252,7 @@ class _Trainer(Trainer):
         metrics = {"eval_loss": report.metrics["eval_loss"]}
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        self._generator.switch(report)
+        self._loop.hand_over(report)
         return metrics
 
 
@@ -248,6 +269,8 @@ class _Steps(TrainerCallback):
         self._loop.count_step()
         is_due = state.global_step % self._loop.config.eval_every == 0
         control.should_evaluate = is_due or state.global_step >= state.max_steps
+        if not control.should_evaluate and self._loop.is_wanted(state.global_step):
+            self._loop.hand_over(self._loop.between())
 
 
 def _make_trainer(loop: _Loop, cache_dir: Path) -> _Trainer:

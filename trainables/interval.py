@@ -13,6 +13,8 @@ from trainables.errors import Diverged
 from trainables.parallel import Worker, sum_over_ranks
 
 History = tuple[dict[str, float], ...]
+# Of a step, in a report; what else is known of it only adds up to the report's own loss.
+SHOWN = ("step", "train_loss", "learning_rate", "grad_norm")
 
 
 @dataclass
@@ -20,6 +22,8 @@ class Interval:
     """The steps since the last report. Losses and norms stay on the device until the next: reading them would wait.
 
     Attributes:
+        earlier: Steps since the last report that were done before the checkpoint that was gone on from, as `steps`
+            has them.
         started: When it began, by `time.perf_counter`.
         train_s: Seconds in steps.
         eval_s: Seconds in the evaluation.
@@ -30,6 +34,7 @@ class Interval:
         num_tokens: Tokens without padding, over all ranks.
     """
 
+    earlier: History = ()
     started: float = field(default_factory=time.perf_counter)
     train_s: float = 0.0
     eval_s: float = 0.0
@@ -70,6 +75,29 @@ class Interval:
         Raises:
             Diverged: A loss is not finite.
         """
+        steps, train_s = self._add_up(last_step, worker)
+        metrics = {
+            "train_loss": sum(step["loss_sum"] for step in steps) / sum(step["num_targets"] for step in steps),
+            "learning_rate": steps[-1]["learning_rate"],
+            "grad_norm": steps[-1]["grad_norm"],
+            "tokens_per_s": self.num_tokens * worker.world_size / train_s,
+        }
+        return metrics, tuple({name: step[name] for name in SHOWN} for step in steps)
+
+    def steps(self, last_step: int, worker: Worker) -> History:
+        """All that `summary` needs to know of the steps so far, to be kept with a checkpoint between two reports.
+
+        Args:
+            last_step: The number of the last one.
+            worker: This rank; all ranks call this at the same step.
+
+        Raises:
+            Diverged: A loss is not finite.
+        """
+        return self._add_up(last_step, worker)[0]
+
+    def _add_up(self, last_step: int, worker: Worker) -> tuple[History, float]:
+        """One mapping per step; and the seconds of all ranks together."""
         seconds = torch.tensor([self.train_s], dtype=torch.float64, device=worker.device)
         *loss_sums, train_s = sum_over_ranks(torch.cat([torch.stack(self.loss_sums), seconds]), worker).tolist()
         steps = range(last_step - len(loss_sums) + 1, last_step + 1)
@@ -78,14 +106,6 @@ class Interval:
             if not math.isfinite(loss):
                 raise Diverged(step)
         norms = torch.stack(self.grad_norms).tolist()
-        history = tuple(
-            {"step": step, "train_loss": loss, "learning_rate": rate, "grad_norm": norm}
-            for step, loss, rate, norm in zip(steps, losses, self.learning_rates, norms, strict=True)
-        )
-        metrics = {
-            "train_loss": sum(loss_sums) / sum(self.num_targets),
-            "learning_rate": self.learning_rates[-1],
-            "grad_norm": norms[-1],
-            "tokens_per_s": self.num_tokens * worker.world_size / train_s,
-        }
-        return metrics, history
+        columns = zip(steps, losses, self.learning_rates, norms, loss_sums, self.num_targets, strict=True)
+        done = (dict(zip((*SHOWN, "loss_sum", "num_targets"), values, strict=True)) for values in columns)
+        return (*self.earlier, *done), train_s

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from trainables.checkpoint import NOISE, Draft, write
+from trainables.checkpoint import NOISE, Draft, with_unreported, write
 from trainables.errors import CheckpointError
 from trainables.parallel import Worker
 from trainables.train_state import TrainState, contents
@@ -64,7 +64,8 @@ class CheckpointSaver:
             CheckpointError: The one before could not be written; this one is not begun then.
         """
         self.wait()
-        draft = Draft(path, state.step, dict(state.metrics), notes or {}, keep_last, tuple(protected))
+        told = with_unreported(state, notes)
+        draft = Draft(path, state.step, dict(state.metrics), told, keep_last, tuple(protected))
         self._writing = _Writing(draft, self._copy(draft, state))
         self._writer.begin(self._writing)
 

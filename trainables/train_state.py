@@ -24,6 +24,7 @@ class TrainState:
         step: Optimizer steps done.
         tokens: Tokens seen so far without padding, over all ranks.
         metrics: Values of the last report.
+        unreported: What `Interval.steps` says of the steps since then, where this is saved between two reports.
     """
 
     model: nn.Module
@@ -31,6 +32,7 @@ class TrainState:
     step: int = 0
     tokens: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    unreported: tuple[dict[str, float], ...] = ()
 
 
 def contents(state: TrainState, worker: Worker) -> dict[str, Any]:

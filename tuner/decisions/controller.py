@@ -11,7 +11,9 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from trainables.checkpoint_dir import step_of
 from tuner.commands import command
 from tuner.decisions.early_stopping import make_rule
 from tuner.decisions.failures import Cause, Failure
@@ -24,6 +26,7 @@ from tuner.record.checkpoints import Checkpoints
 from tuner.record.record import TrialRecord, best_report
 from tuner.record.session import Session
 from tuner.record.study import Study
+from tuner.text import plural
 from tuner.tracking.tracker import MlflowTracker
 
 # The same failure this often in a row means that the study, not a trial, is at fault.
@@ -34,6 +37,7 @@ MAX_IDENTICAL_FAILURES = 3
 class _Running:
     number: int
     reported_step: int
+    workers: tuple[int, ...] = ()
 
 
 class StudyController:
@@ -142,6 +146,7 @@ class StudyController:
                 self._observer.warning(text)
             if heard.preparing:
                 self._observer.preparing(running.number, heard.preparing)
+            self._note_workers(running, heard.num_workers)
             self._checkpoints.note_saved(running.number, heard.saved)
             goes_on = all(self._take_report(running, report) for report in heard.reports)
             if goes_on and heard.ended is not None:
@@ -240,10 +245,10 @@ class StudyController:
 
     def _start(self, tune_id: str, number: int) -> Assignment:
         record = self.study.trial(number)
-        resumed = record.started is not None and (record.step > 0 or record.attempts > 1)
-        self._running[tune_id] = _Running(number, record.step)
+        resumed_from = max(record.step, 0 if record.checkpoint is None else step_of(Path(record.checkpoint)))
+        self._running[tune_id] = _Running(number, record.step, record.workers)
         self.study.note(number, attempts=record.attempts + 1)
-        self._observer.trial_started(number, record.params, record.step if resumed else 0)
+        self._observer.trial_started(number, record.params, resumed_from)
         self._tracker.start_trial(number, record.params, {"attempts": str(record.attempts + 1)})
         # A loop of the user's own may log to MLflow itself: into this trial's run, and no other.
         environment = self._tracker.child_environment(number) if self.spec.is_custom else {}
@@ -269,6 +274,19 @@ class StudyController:
             best_report=best_report(record.reports, spec.objective),
             environment=environment,
         )
+
+    def _note_workers(self, running: _Running, num_workers: int) -> None:
+        """Record on how many workers an elastic trial goes on, where that is news."""
+        number, before = running.number, running.workers[-1:]
+        if not self.spec.scaling.is_elastic or not num_workers or before == (num_workers,):
+            return
+        running.workers = (*running.workers, num_workers)
+        self.study.note(number, workers=running.workers)
+        tags = {"num_workers": ", ".join(map(str, running.workers))}
+        self._tracker.tag_trial(number, self.study.trial(number).params, tags)
+        if before:
+            now = plural(num_workers, "worker")
+            self._observer.warning(f"trial {number} goes on with {now} instead of {before[0]}")
 
     def _take_report(self, running: _Running, report: Reported) -> bool:
         number, step = running.number, report.step

@@ -61,7 +61,9 @@ def cause_of_group_end(error: BaseException | None) -> Cause:
     failures = getattr(error, "worker_failures", None)
     if not failures:
         return cause_of(error)
-    return min((cause_of(failure) for failure in failures.values()), key=_consequence)
+    cause = min((cause_of(failure) for failure in failures.values()), key=_consequence)
+    # Heard of before the end of the worker that is at the other end of the line.
+    return Cause(Failure.LOST, DEAD, cause.detail) if _is_echo(cause) else cause
 
 
 def classify(error: BaseException) -> Failure:
@@ -90,6 +92,7 @@ LOST = {
     "WorkerHealthCheckFailedError",
     "WorkerHealthCheckTimeoutError",
 }
+DEAD = "a worker process died"
 CONSEQUENCES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection was likely closed")
 
 
@@ -97,7 +100,7 @@ def one_line(error: BaseException) -> str:
     """The innermost error's kind and the first line of what it says."""
     *_, innermost = _chain(error)
     if type(innermost).__name__ in LOST:
-        return "a worker process died"
+        return DEAD
     lines = [line.strip() for line in str(innermost).splitlines() if line.strip()]
     return f"{type(innermost).__name__}: {lines[0]}" if lines else type(innermost).__name__
 
@@ -120,5 +123,8 @@ def _wrapped(error: BaseException) -> Iterator[BaseException]:
 
 def _consequence(cause: Cause) -> tuple[bool, bool, bool]:
     """Sorts causes before what they caused: a rank that dies has the others fail in their next collective."""
-    is_echo = any(sign in cause.detail for sign in CONSEQUENCES)
-    return is_echo, cause.failure is Failure.ERROR, cause.failure is Failure.LOST
+    return _is_echo(cause), cause.failure is Failure.ERROR, cause.failure is Failure.LOST
+
+
+def _is_echo(cause: Cause) -> bool:
+    return any(sign in cause.detail for sign in CONSEQUENCES)

@@ -42,6 +42,7 @@ def of_trial(study: Study, record: TrialRecord, known: Mapping[str, Any]) -> dic
     facts |= {
         "curve": _curve(record),
         "time": f"{text.duration(known['seconds'])}{'' if tries < 2 else f', started {tries} times'}",
+        "workers": ", then ".join(map(str, record.workers)),
         "started": record.started,
         "checkpoints": "\n".join(map(_checkpoint_words, known["checkpoints"])),
         "logs": "\n".join(known["logs"]),

@@ -61,11 +61,11 @@ def _on_the_cluster(
     address: str | None, root: Path, spec: StudySpec | None, folder: Path | None, secret: str
 ) -> Iterator[Finding]:
     from tuner.doctor.nodes import ask_nodes, measure_network
-    from tuner.execution import cluster
+    from tuner.execution import autoscaler, cluster
 
     target = _target(spec, root)
     with cluster.connected(address):
-        capacity = cluster.capacity()
+        capacity, may_grow = cluster.capacity(), cluster.can_autoscale() and autoscaler.is_there()
         hosts, silent = ask_nodes(
             Asked(str(folder or root), secret, "" if target is None else target.uri, _models(spec))
         )
@@ -74,7 +74,7 @@ def _on_the_cluster(
     if not hosts:
         return
     if spec is not None:
-        yield _fit(spec, capacity)
+        yield _fit(spec, capacity, may_grow=may_grow)
     yield from doctor.check_versions(hosts)
     yield from doctor.check_gpus(hosts, network)
     if network is not None:
@@ -94,10 +94,13 @@ def _on_the_cluster(
     yield from doctor.check_hub(hosts)
 
 
-def _fit(spec: StudySpec, capacity: Capacity) -> Finding:
+def _fit(spec: StudySpec, capacity: Capacity, *, may_grow: bool) -> Finding:
     from tuner.planning.capacity import shortfall, slots
 
-    if lacking := shortfall(spec, capacity):
+    lacking = shortfall(spec, capacity)
+    if lacking and may_grow:
+        return Finding("study", Level.WARN, lacking, "It will wait for the nodes that the autoscaler brings.")
+    if lacking:
         return Finding("study", Level.FAIL, lacking, "Lower scaling.num_workers or the resources per worker.")
     return Finding("study", Level.OK, f"{spec.study} fits, {slots(spec, capacity)} trials at a time")
 

@@ -157,7 +157,17 @@ class Preparing:
 
 @dataclass(frozen=True)
 class Heard:
-    """What a slot passes on to the search at once; `ended` is set when the worker has let go of the trial."""
+    """What a slot passes on to the search at once.
+
+    Attributes:
+        number: The trial.
+        reports: New ones.
+        saved: New checkpoints.
+        ended: Set when the worker has let go of the trial.
+        warnings: One line each.
+        preparing: What it does before its first step.
+        num_workers: How many train it; 0 while there are none.
+    """
 
     number: int
     reports: tuple[Reported, ...]
@@ -165,6 +175,7 @@ class Heard:
     ended: Ended | None
     warnings: tuple[str, ...] = ()
     preparing: str = ""
+    num_workers: int = 0
 
 
 # -- slot to worker ---------------------------------------------------------------------------------------------
@@ -186,7 +197,7 @@ class Go:
 
 @dataclass(frozen=True)
 class Stop:
-    """Let go of the trial at its next report; `save` keeps a checkpoint to resume from."""
+    """Let go of the trial after its next step, or at its next report; `save` keeps a checkpoint to resume from."""
 
     number: int
     save: bool

@@ -15,9 +15,9 @@ from tuner.errors import ClusterError
 from tuner.execution.address import check_reachable, is_outside, reason_of
 from tuner.execution.cluster_token import settle_token
 from tuner.execution.head_watch import watching
-from tuner.execution.nodes import staying_nodes
+from tuner.execution.nodes import as_node, staying_nodes
 from tuner.execution.sweeper import sweeping
-from tuner.planning.capacity import Capacity, Node
+from tuner.planning.capacity import Capacity
 from tuner.processes import handling_signals, python_path
 
 # Read by Tune and Train when they start; a study never needs what they turn off. See each name's documentation.
@@ -40,9 +40,6 @@ ENVIRONMENT = {
 
 # Ray gives a head that does not answer 60 s. One that was started here never comes back.
 HEAD_PATIENCE_S, LOCAL_HEAD_PATIENCE_S = 45.0, 5.0
-
-# Ray's own resource of a node with such GPUs.
-ACCELERATOR = "accelerator_type:"
 
 # Set while the cluster is one that `connected` has started.
 LOCAL = "TUNER_LOCAL_CLUSTER"
@@ -157,7 +154,7 @@ def capacity() -> Capacity:
 
 def capacity_of(found: list[dict[str, Any]]) -> Capacity:
     """The same of nodes as `ray.nodes()` describes them."""
-    nodes = tuple(_node_capacity(node["Resources"]) for node in found)
+    nodes = tuple(as_node(node["Resources"]) for node in found)
     return Capacity(cpus=sum(node.cpus for node in nodes), gpus=sum(node.gpus for node in nodes), nodes=nodes)
 
 
@@ -170,8 +167,3 @@ def _find_head() -> tuple[str | None, float]:
 def can_autoscale() -> bool:
     """Whether the cluster may have nodes to come; one that was started here has none."""
     return os.environ.get(LOCAL) != "1"
-
-
-def _node_capacity(resources: dict[str, Any]) -> Node:
-    named = (name.removeprefix(ACCELERATOR) for name in resources if name.startswith(ACCELERATOR))
-    return Node(float(resources.get("CPU", 0.0)), float(resources.get("GPU", 0.0)), next(named, ""))

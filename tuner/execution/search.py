@@ -19,8 +19,9 @@ from typing import Any
 from trainables.hub import check_access
 from tuner.decisions.controller import StudyController
 from tuner.decisions.observer import Observer
-from tuner.errors import ClusterError, InputError
+from tuner.errors import InputError
 from tuner.execution import cluster
+from tuner.execution.autoscaler import wait_for_room
 from tuner.execution.head_watch import LostCluster
 from tuner.execution.shared_root import check_shared
 from tuner.execution.slot import TrialSlot
@@ -72,7 +73,7 @@ def run(
     _import_ahead()
     lost = LostCluster(observer, root / spec.study)
     with handling_signals(_raise_interrupt), cluster.connected(address, env, lost.leave):
-        plan = _plan(spec)
+        plan = _plan(spec, observer)
         check_shared(spec, root)
         check_room(spec, root, plan.slots or 1)
         study = Study.create(spec, source_text, root)
@@ -118,7 +119,7 @@ def resume(
         _import_ahead()
         lost = LostCluster(observer, study.dir)
         with handling_signals(_raise_interrupt), cluster.connected(address, env, lost.leave):
-            plan = _plan(study.spec)
+            plan = _plan(study.spec, observer)
             check_shared(study.spec, study.dir.parent)
             return _search(study, plan, observer, lost.endings)
     finally:
@@ -148,11 +149,8 @@ def _import_ahead() -> None:
     threading.Thread(target=load, daemon=True, name="import-ahead").start()
 
 
-def _plan(spec: StudySpec) -> Plan:
-    capacity = cluster.capacity()
-    plan = make_plan(spec, capacity)
-    if not plan.slots:
-        raise ClusterError(plan.shortfall, "Lower scaling.num_workers or the resources per worker.")
+def _plan(spec: StudySpec, observer: Observer) -> Plan:
+    plan = make_plan(spec, wait_for_room(spec, observer))
     if spec.search.max_gpu_hours is not None and not plan.num_gpus:
         raise InputError(
             "search.max_gpu_hours: the study uses no GPU here, so that nothing would be counted",
@@ -272,11 +270,7 @@ def slot_settings(spec: StudySpec, study_dir: Path, plan: Plan, stop_key: str) -
     directory = study_dir.resolve()
     return SlotSettings(
         trainable=spec.trainable,
-        num_workers=spec.scaling.num_workers,
-        gpus_per_worker=plan.gpus_per_worker or 0.0,
-        cpus_per_worker=spec.scaling.cpus_per_worker,
-        accelerator_type=spec.scaling.accelerator_type,
-        placement_strategy=spec.scaling.placement_strategy,
+        scaling=spec.scaling.model_copy(update={"gpus_per_worker": plan.gpus_per_worker or 0.0}),
         scratch_dir=str(directory / "ray"),
         cache_dir=str(directory / "data"),
         max_failures=spec.failures.max_failures,

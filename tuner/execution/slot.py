@@ -3,7 +3,8 @@
 Tune sees an ordinary Trainable whose actor is reused. Behind it ONE TorchTrainer run outlives the trials: its worker
 processes, process group, device context and data stay, so that the next trial starts in milliseconds. A worker group
 that dies is started anew and the trial goes on from its newest complete checkpoint; Tune never hears of it. Where the
-cluster says that a node will be taken away, the trial saves at its next report and goes on from there on another one.
+cluster says that a node will be taken away, the trial saves after its next step and goes on from there on another one;
+likewise where the number of workers is elastic and there has come to be room for more.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from tuner.execution.worker_group import PATIENCE_S, SlotSettings, WorkerGroup
 POLL_S = 0.2
 # How often a slot looks whether the study is being interrupted, or a node of its workers is about to be taken away.
 LOOK_S = 0.5
+# How long a trial trains before it is worth a new start to have more workers.
+GROW_EVERY_S = 60.0
 
 
 class TrialSlot(tune.Trainable):
@@ -63,6 +66,7 @@ class TrialSlot(tune.Trainable):
     def _begin(self, assignment: Assignment) -> None:
         self._assignment = assignment
         self._step = assignment.reported_step
+        self._saved_step = 0
         self._best = BestReport(assignment)
         self._is_running, self._is_waiting = True, False
         self._asked_to_stop_at: float | None = None
@@ -73,7 +77,9 @@ class TrialSlot(tune.Trainable):
 
     def _start(self) -> None:
         # Handed over as soon as there are workers to take it; see _receive.
-        self._is_started = self._is_moving = False
+        self._is_started = False
+        self._moves_because = ""
+        self._grows_at = time.monotonic() + GROW_EVERY_S
         self._workers.make_ready()
 
     def _listen(self) -> Heard:
@@ -90,6 +96,7 @@ class TrialSlot(tune.Trainable):
                 continue
             if isinstance(message, Saved):
                 saved.append(message)
+                self._saved_step = message.step
             elif isinstance(message, Preparing):
                 return replace(self._heard(reports, saved), preparing=message.text)
             elif isinstance(message, Warned):
@@ -111,7 +118,8 @@ class TrialSlot(tune.Trainable):
 
     def _heard(self, reports: list[Reported], saved: list[Saved], ended: Ended | None = None) -> Heard:
         warnings, self._warnings = tuple(self._warnings), []
-        return Heard(self._assignment.number, tuple(reports), tuple(saved), ended, warnings)
+        size = self._workers.size if self._is_started else 0
+        return Heard(self._assignment.number, tuple(reports), tuple(saved), ended, warnings, num_workers=size)
 
     def _receive(self, timeout_s: float) -> Any:
         """The next message; where there is nobody to speak, an `Ended` that says why."""
@@ -136,24 +144,30 @@ class TrialSlot(tune.Trainable):
             return False
         self._next_look_at = now + LOOK_S
         if not self._is_interrupted():
-            self._leave_in_time()
+            self._move_in_time(now)
             return False
         self._asked_to_stop_at = now
         self._workers.send(Stop(self._assignment.number, save=True))
         return not self._is_started
 
-    def _leave_in_time(self) -> None:
+    def _move_in_time(self, now: float) -> None:
         """Ask for a checkpoint once it is known that a node of the workers goes; what is lost later is tried again."""
-        if self._is_started and not self._is_moving and self._workers.is_on_leaving_node:
-            self._is_moving = True
+        if not self._is_started or self._moves_because:
+            return
+        if self._workers.is_on_leaving_node:
+            self._moves_because = "a node it trained on is about to be taken away"
+        elif self._settings.is_warm and now > self._grows_at:
+            self._grows_at = now + GROW_EVERY_S
+            self._moves_because = "there is room for more workers" if self._workers.can_grow else ""
+        if self._moves_because:
             self._workers.send(Stop(self._assignment.number, save=True))
 
     def _moves(self, ended: Ended) -> bool:
         """Start the trial again elsewhere, from the checkpoint that it was asked for; costs no attempt."""
-        if not self._is_moving or ended.outcome != "stopped" or self._asked_to_stop_at is not None:
+        if not self._moves_because or ended.outcome != "stopped" or self._asked_to_stop_at is not None:
             return False
-        why = "a node it trained on is about to be taken away"
-        self._warnings.append(f"trial {ended.number} moves: {why}; it was saved at step {self._step}")
+        why = f"{self._moves_because}; it was saved at step {self._saved_step}"
+        self._warnings.append(f"trial {ended.number} moves: {why}")
         # Warm workers on the other nodes would wait for a rank that is gone.
         self._workers.end()
         self._start_again()
@@ -181,7 +195,7 @@ class TrialSlot(tune.Trainable):
             # The next attempt makes smaller passes, so this cannot go on for ever.
             self._shrunk_after.add(cause.reason)
             return False
-        if self._is_moving and cause.failure.is_innocent:
+        if self._moves_because and cause.failure.is_innocent:
             # Announced, and too soon for a report.
             return False
         # A worker that is lost again and again without getting any further is lost for a reason.

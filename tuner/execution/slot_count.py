@@ -7,9 +7,10 @@ import time
 from tuner.decisions.controller import StudyController
 from tuner.decisions.observer import Observer
 from tuner.execution import cluster
+from tuner.execution.autoscaler import Waiting
 from tuner.execution.nodes import staying_nodes
 from tuner.execution.shared_root import Newcomers
-from tuner.planning.capacity import Capacity, shortfall, slots
+from tuner.planning.capacity import Capacity, lack, num_workers_at_once, slots
 from tuner.planning.plan import Plan
 from tuner.record.study import Study
 
@@ -23,19 +24,18 @@ class SlotCount:
         study: The study.
         plan: What it was started with: whether workers take GPUs stays as it was then.
         controller: Told of every change.
-        observer: Warned when no trial fits any more.
+        observer: Told what is waited for when no trial fits any more.
     """
 
     def __init__(self, study: Study, plan: Plan, controller: StudyController, observer: Observer) -> None:
         spec = study.spec
         scaling = spec.scaling.model_copy(update={"gpus_per_worker": plan.gpus_per_worker})
         self._spec = spec.model_copy(update={"scaling": scaling})
-        self._gpus_per_slot = plan.num_workers * (plan.gpus_per_worker or 0.0)
+        self._gpus_per_worker = plan.gpus_per_worker or 0.0
         self._controller = controller
-        self._observer = observer
         self._follows = spec.scaling.slots == "auto" and cluster.can_autoscale()
         self._next_at = time.monotonic() + COUNT_EVERY_S
-        self._has_room = True
+        self._waiting = Waiting(observer.warning)
         self._newcomers = Newcomers(study.dir, observer)
 
     def update(self) -> None:
@@ -46,9 +46,6 @@ class SlotCount:
 
     def _count(self, capacity: Capacity) -> None:
         count = slots(self._spec, capacity)
-        if not count and self._has_room:
-            lack = shortfall(self._spec, capacity)
-            self._observer.warning(f"no trial fits the cluster any more, it waits for nodes: {lack}")
-        self._has_room = bool(count)
+        self._waiting.note("" if count else lack(self._spec, capacity))
         # A study without a slot would be over; one slot waits.
-        self._controller.resize(max(1, count), count * self._gpus_per_slot)
+        self._controller.resize(max(1, count), num_workers_at_once(self._spec, capacity) * self._gpus_per_worker)

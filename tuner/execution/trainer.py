@@ -26,7 +26,9 @@ from ray.train.v2._internal.execution.worker_group import state as worker_group_
 from ray.train.v2._internal.execution.worker_group import worker_group
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
+from tuner.execution.elastic import ElasticCluster
 from tuner.execution.train_backend import FixedCluster, NoBarrier, ProcessGroupConfig
+from tuner.study_file.sections import Scaling
 
 NEEDLESS = (DatasetsCallback, PlacementGroupCleanerCallback)
 
@@ -35,14 +37,18 @@ class LeanTrainer(DataParallelTrainer):
     """A TorchTrainer that starts its workers and little else.
 
     Args:
+        scaling: The same as `scaling_config`, in the words of a study.
         can_autoscale: Whether the cluster may grow for it; else no one is asked.
         has_controller_actor: Whether the controller is an actor, which functions of Ray Train may ask for what has
             been reported; else it runs in the calling thread.
         options: What DataParallelTrainer takes.
     """
 
-    def __init__(self, *args: Any, can_autoscale: bool, has_controller_actor: bool, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, scaling: Scaling, can_autoscale: bool, has_controller_actor: bool, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
+        self._scaling = scaling
         self._can_autoscale = can_autoscale
         self._has_controller_actor = has_controller_actor
 
@@ -50,7 +56,9 @@ class LeanTrainer(DataParallelTrainer):
         return [callback for callback in super()._create_default_callbacks() if not isinstance(callback, NEEDLESS)]
 
     def _initialize_and_run_controller(self, **options: Any) -> ray.train.Result:
-        if not self._can_autoscale:
+        if self._scaling.is_elastic:
+            options["scaling_policy"] = ElasticCluster(self.scaling_config, self._scaling)
+        elif not self._can_autoscale:
             options["scaling_policy"] = FixedCluster(self.scaling_config)  # type: ignore[arg-type]
         if self._has_controller_actor:
             return super()._initialize_and_run_controller(**options)
@@ -82,6 +90,7 @@ class TrainerThread:
         function: What each worker runs.
         config: Its argument.
         scaling: Size of the worker group.
+        scaling_config: The same in Ray's words.
         scratch_dir: Ray Train's own folder.
         can_autoscale: Whether the cluster may grow for it.
         has_controller_actor: As LeanTrainer has it.
@@ -91,7 +100,8 @@ class TrainerThread:
         self,
         function: Callable[[dict[str, Any]], None],
         config: dict[str, Any],
-        scaling: ray.train.ScalingConfig,
+        scaling: Scaling,
+        scaling_config: ray.train.ScalingConfig,
         scratch_dir: str,
         *,
         can_autoscale: bool,
@@ -102,8 +112,9 @@ class TrainerThread:
         self._trainer = LeanTrainer(
             function,
             train_loop_config=config,
-            backend_config=ProcessGroupConfig(backend="cpu:gloo,cuda:nccl" if scaling.use_gpu else "gloo"),
-            scaling_config=scaling,
+            backend_config=ProcessGroupConfig(backend="cpu:gloo,cuda:nccl" if scaling_config.use_gpu else "gloo"),
+            scaling=scaling,
+            scaling_config=scaling_config,
             run_config=ray.train.RunConfig(
                 name=f"slot-{time.time_ns()}",
                 storage_path=scratch_dir,

@@ -27,6 +27,7 @@ from trainables.finetune import Report, Warm, Worker, finetune
 from trainables.progress import heard_by
 from trainables.saver import CheckpointSaver
 from tuner.decisions.failures import cause_of
+from tuner.execution.attention import Attention
 from tuner.execution.best_report import BestReport
 from tuner.execution.channel import (
     Address,
@@ -97,10 +98,16 @@ class Line:
 
     def poll(self) -> Any | None:
         """A command that has come unasked, else None."""
-        command = None
-        if self._connection is not None and self._connection.poll(0):
-            command = self._connection.recv()
-        return self._share(command)
+        return self._share(self._unasked())
+
+    def look(self, next_step: int) -> tuple[Any | None, int]:
+        """The same, and the step at which rank 0 wants all ranks to look again."""
+        seen: tuple[Any | None, int] = self._share((self._unasked(), next_step))
+        return seen
+
+    def _unasked(self) -> Any | None:
+        is_there = self._connection is not None and self._connection.poll(0)
+        return self._connection.recv() if self._connection is not None and is_there else None
 
     def is_every_rank_here(self) -> bool:
         """Whether all ranks have come to this point within a few seconds."""
@@ -194,6 +201,7 @@ class _Trial:
         self._worker = worker
         self._line = line
         self._saver = saver
+        self._attention = Attention(line)
         self._root = Path(assignment.checkpoint_dir)
         self._best = BestReport(assignment)
         self._recent = RecentReports()
@@ -222,12 +230,12 @@ class _Trial:
             cache_dir=Path(self._service.cache_dir),
             resume_from=resume_from,
             warm=warm,
+            is_wanted=self._attention.is_called,
         )
         with closing(loop):  # type: ignore[type-var]
             for report in loop:
-                print(" ".join(f"{name}={value:.6g}" for name, value in report.metrics.items()))
                 self._announce_saved()
-                command = self._deliver(report)
+                command = self._deliver(report) if report.is_due else self._attention.command
                 if isinstance(command, Stop):
                     self._leave(report, save=command.save)
                     return False
@@ -258,6 +266,7 @@ class _Trial:
         self._line.send(Saved(self._assignment.number, step_of(checkpoint), str(checkpoint)))
 
     def _deliver(self, report: Report) -> Go | Stop | None:
+        print(" ".join(f"{name}={value:.6g}" for name, value in report.metrics.items()))
         number, steps = self._assignment.number, self._assignment.decision_steps
         if report.step <= self._sent_step:
             return self._line.poll()
@@ -301,6 +310,7 @@ class _Trial:
         self._save_s += time.perf_counter() - began
 
     def _leave(self, report: Report, *, save: bool) -> None:
+        print(f"left after step {report.step}")
         if save:
             self._save(report)
             self._finish_saving()

@@ -19,6 +19,7 @@ from ray.util.placement_group import PlacementGroup, placement_group_table, remo
 from tuner.decisions.failures import Cause, cause_of_group_end
 from tuner.execution.channel import Endpoint, Hello, Quit
 from tuner.execution.nodes import leaving_nodes
+from tuner.study_file.sections import Scaling
 from tuner.study_file.variables import receive
 
 if TYPE_CHECKING:
@@ -34,11 +35,7 @@ class SlotSettings:
 
     Attributes:
         trainable: "ddp", "fsdp", or the place of a plain Ray Train function, `package.module:function`.
-        num_workers: Ray Train workers a trial.
-        gpus_per_worker: GPUs of each; 0 for none.
-        cpus_per_worker: CPUs of each.
-        accelerator_type: Which GPUs, as Ray names them; None: any.
-        placement_strategy: How the workers of a trial lie on the nodes, as Ray names it.
+        scaling: How many workers a trial has, and what each takes; GPUs are a number.
         scratch_dir: Ray Train's own folder.
         cache_dir: Tokenised data.
         max_failures: Fresh attempts a trial gets after a failure.
@@ -48,11 +45,7 @@ class SlotSettings:
     """
 
     trainable: str
-    num_workers: int
-    gpus_per_worker: float
-    cpus_per_worker: float
-    accelerator_type: str | None
-    placement_strategy: str
+    scaling: Scaling
     scratch_dir: str
     cache_dir: str
     max_failures: int
@@ -74,7 +67,22 @@ class WorkerGroup:
         self._endpoint = Endpoint(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         self._trainer: TrainerThread | None = None
         self._hello: Hello | None = None
-        self._nodes: frozenset[str] = frozenset()
+        self._nodes: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How many there are; 0 while they are on their way."""
+        return len(self._nodes)
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether there is room for more of them than there are."""
+        known = self._settings
+        if not known.scaling.is_elastic or not known.can_autoscale or self.size in (0, known.scaling.max_workers):
+            return False
+        from tuner.execution.elastic import room_now
+
+        return room_now(known.scaling, self._nodes) > self.size
 
     @property
     def is_ready(self) -> bool:
@@ -89,11 +97,11 @@ class WorkerGroup:
     @property
     def is_on_leaving_node(self) -> bool:
         """Whether the cluster has been told that a node of theirs will be taken away."""
-        return self._settings.can_autoscale and not self._nodes.isdisjoint(leaving_nodes())
+        return self._settings.can_autoscale and not leaving_nodes().isdisjoint(self._nodes)
 
     def make_ready(self) -> None:
-        """See that there are workers for the next trial, warm ones where they can be."""
-        if not self._settings.is_warm or not self.is_alive:
+        """See that there are workers for the next trial, warm ones where they can be, and as many as may be."""
+        if not self._settings.is_warm or not self.is_alive or self.can_grow:
             self.end()
         if self._trainer is None:
             self._trainer = self._start()
@@ -123,7 +131,7 @@ class WorkerGroup:
             ray.kill(self._hello.actor)
             self._trainer.join(PATIENCE_S)
         self._trainer = self._hello = None
-        self._nodes = frozenset()
+        self._nodes = ()
         self._endpoint.hang_up()
 
     def close(self) -> None:
@@ -166,24 +174,26 @@ class WorkerGroup:
                 "cache_dir": known.cache_dir,
                 "secrets_key": known.secrets_key,
             },
-            scaling_config(known),
+            known.scaling,
+            scaling_config(known.scaling),
             known.scratch_dir,
             can_autoscale=known.can_autoscale,
             has_controller_actor=not known.is_warm,
         )
 
 
-def scaling_config(settings: SlotSettings) -> ray.train.ScalingConfig:
+def scaling_config(scaling: Scaling) -> ray.train.ScalingConfig:
     """What a trial asks of the cluster, in Ray's words."""
-    resources = {"CPU": settings.cpus_per_worker}
-    if settings.gpus_per_worker:
-        resources["GPU"] = settings.gpus_per_worker
+    resources, gpus = {"CPU": scaling.cpus_per_worker}, float(scaling.gpus_per_worker)
+    if gpus:
+        resources["GPU"] = gpus
+    size = (scaling.min_workers, scaling.max_workers) if scaling.is_elastic else scaling.max_workers
     return ray.train.ScalingConfig(
-        num_workers=settings.num_workers,
-        use_gpu=bool(settings.gpus_per_worker),
+        num_workers=size,  # type: ignore[arg-type]
+        use_gpu=bool(gpus),
         resources_per_worker=resources,
-        accelerator_type=settings.accelerator_type,
-        placement_strategy=settings.placement_strategy,
+        accelerator_type=scaling.accelerator_type,
+        placement_strategy=scaling.placement_strategy,
     )
 
 
@@ -202,12 +212,12 @@ def _serve_function(service: dict[str, Any]) -> None:
     serve(service)
 
 
-def _nodes_of(placement_group: str) -> frozenset[str]:
-    """Ids of the nodes that hold it."""
+def _nodes_of(placement_group: str) -> tuple[str, ...]:
+    """The id of the node that holds it, worker by worker."""
     if not placement_group:
-        return frozenset()
+        return ()
     table = placement_group_table(PlacementGroup(PlacementGroupID(bytes.fromhex(placement_group))))
-    return frozenset(table.get("bundles_to_node_id", {}).values())
+    return tuple(table.get("bundles_to_node_id", {}).values())
 
 
 def free_placement_group(prefix: str, number: int) -> None:

@@ -229,7 +229,7 @@ def _range(values: Sequence[float]) -> Range:
 def _just_enough(spec: StudySpec, capacity: Capacity) -> Capacity:
     """A cluster that holds as many trials as the study names, or one."""
     trials = 1 if spec.scaling.slots == "auto" else spec.scaling.slots
-    num_workers, gpus = spec.scaling.num_workers, gpus_per_worker(spec, capacity) or 0.0
+    num_workers, gpus = spec.scaling.max_workers, gpus_per_worker(spec, capacity) or 0.0
     # As many nodes as a trial has workers, for whatever placement; whole GPUs: shares of one never span two.
     room = trials * (num_workers if spec.scaling.placement_strategy == "STRICT_PACK" else 1)
     node = Node(room * spec.scaling.cpus_per_worker, room * max(gpus, 1.0) if gpus else 0.0)

@@ -136,7 +136,7 @@ def _typical(spec: StudySpec) -> TrainConfig | None:
 
 def _speed(spec: StudySpec, config: TrainConfig, gpus_per_worker: float) -> tuple[float, str]:
     """FLOP a second of all workers of a trial, and of what."""
-    workers = spec.scaling.num_workers
+    workers = spec.scaling.max_workers
     if gpus_per_worker:
         each = FLOPS[config.precision] * gpus_per_worker
         return workers * each, f"{each / 1e12:.3g} TFLOP/s a worker (an H100 at 40 %)"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tuner.planning.capacity import Capacity, amount, gpus_per_worker, shortfall, slots
+from tuner.planning.capacity import Capacity, amount, gpus_per_worker, num_workers_at_once, shortfall, slots
 
 if TYPE_CHECKING:
     from tuner.study_file.search_space import Parameter
@@ -40,11 +40,13 @@ class Plan:
         rungs: Decision points and max_t with the trials expected at each; only max_t without early stopping.
         steps_without_stopping: Optimizer steps in all if no trial is stopped.
         steps_with_stopping: The same as expected with the scheduler; None where it depends on the losses.
-        num_workers: Workers of a trial.
+        num_workers: Workers of a trial; the most, where their number is elastic.
+        min_workers: The fewest.
         cpus_per_worker: CPU cores of a worker.
         gpus_per_worker: GPUs of a worker; None while the cluster is not known.
         accelerator_type: Of those GPUs; None: any.
         slots: Trials at once; None while the cluster is not known.
+        num_gpus: GPUs that they hold together; 0 while the cluster is not known.
         memory: What a worker's device must hold; why that is not known, where it is not; empty for a trainable of the
             user's own.
         shortfall: What was requested against what is available where no trial fits; else empty.
@@ -60,18 +62,15 @@ class Plan:
     steps_without_stopping: int
     steps_with_stopping: int | None
     num_workers: int
+    min_workers: int
     cpus_per_worker: float
     gpus_per_worker: float | None
     slots: int | None
+    num_gpus: float = 0.0
     accelerator_type: str | None = None
     memory: str = ""
     shortfall: str = ""
     warnings: tuple[str, ...] = ()
-
-    @property
-    def num_gpus(self) -> float:
-        """GPUs that the slots hold together; 0 while the cluster is not known."""
-        return (self.slots or 0) * self.num_workers * (self.gpus_per_worker or 0.0)
 
     def facts(self) -> dict[str, str]:
         """The plan as names and texts, in reading order."""
@@ -83,7 +82,7 @@ class Plan:
         if len(self.rungs) > 1:
             facts["rungs"] = ", ".join(f"{rung.step} steps: {rung.trials}" for rung in self.rungs)
         facts["steps"] = self._steps()
-        facts["workers a trial"] = f"{self.num_workers} with {self._worker()} each"
+        facts["workers a trial"] = f"{self._workers()} with {self._worker()} each"
         if self.memory:
             facts["memory a worker"] = self.memory
         facts["trials at once"] = "as many as the cluster holds" if self.slots is None else str(self.slots)
@@ -104,6 +103,10 @@ class Plan:
         if self.steps_with_stopping == self.steps_without_stopping:
             return str(self.steps_without_stopping)
         return f"about {self.steps_with_stopping} ({full})"
+
+    def _workers(self) -> str:
+        few, many = self.min_workers, self.num_workers
+        return str(many) if few == many else f"{few} to {many}, as many as there is room for,"
 
     def _worker(self) -> str:
         noun = f"{self.accelerator_type or ''} GPU".strip()
@@ -158,10 +161,12 @@ def make_plan(spec: StudySpec, capacity: Capacity | None) -> Plan:
         rungs=tuple(levels),
         steps_without_stopping=num_trials * spec.max_t,
         steps_with_stopping=None if by_losses else _steps(levels),
-        num_workers=spec.scaling.num_workers,
+        num_workers=spec.scaling.max_workers,
+        min_workers=spec.scaling.min_workers,
         cpus_per_worker=spec.scaling.cpus_per_worker,
         gpus_per_worker=gpus_per_worker(spec, capacity),
         slots=_planned_slots(spec, capacity),
+        num_gpus=_num_gpus(spec, capacity),
         accelerator_type=spec.scaling.accelerator_type,
         memory=memory_per_worker(spec, capacity),
         shortfall="" if capacity is None else shortfall(spec, capacity),
@@ -189,7 +194,8 @@ def memory_per_worker(spec: StudySpec, capacity: Capacity | None) -> str:
             architecture = architecture_of(config.model, config.tokenizer)
             if architecture is None:
                 return "unknown, as the numbers of the model's architecture are not on this machine"
-            is_sharded, workers = spec.trainable == "fsdp", spec.scaling.num_workers
+            # The fewer they are, the more each of them holds.
+            is_sharded, workers = spec.trainable == "fsdp", spec.scaling.min_workers
             found = estimate(config, architecture, world_size=workers, is_sharded=is_sharded, device=device)
             if largest is None or found.peak > largest.peak:
                 largest, params = found, params | {name: value}
@@ -252,3 +258,10 @@ def _planned_slots(spec: StudySpec, capacity: Capacity | None) -> int | None:
     if capacity is not None:
         return slots(spec, capacity)
     return None if spec.scaling.slots == "auto" else spec.scaling.slots
+
+
+def _num_gpus(spec: StudySpec, capacity: Capacity | None) -> float:
+    gpus = gpus_per_worker(spec, capacity) or 0.0
+    if capacity is None:
+        return (_planned_slots(spec, None) or 0) * spec.scaling.max_workers * gpus
+    return num_workers_at_once(spec, capacity) * gpus

@@ -38,7 +38,7 @@ def find_log(study: Study, number: int, rank: int, *, may_come: bool) -> Path:
         InputError: There is none; the message names those there are.
     """
     ranks = log_ranks(study, number)
-    num_workers = study.spec.scaling.num_workers
+    num_workers = study.spec.scaling.max_workers
     if rank in ranks or (may_come and rank < num_workers and goes_on(study, number)):
         return study.log_path(number, rank)
     if not ranks:

@@ -36,6 +36,7 @@ class TrialRecord:
         reports: Objective at each reported step; not part of the JSON shape.
         attempts: How often it was started.
         judged_step: The last report that the scheduler is known to have let pass, or the last of an ended trial.
+        workers: On how many workers it ran, one after the other, where that is elastic.
     """
 
     number: int
@@ -51,11 +52,12 @@ class TrialRecord:
     reports: dict[int, float] = field(default_factory=dict, repr=False)
     attempts: int = 0
     judged_step: int = 0
+    workers: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The stable JSON shape: every attribute but the last three."""
+        """The stable JSON shape: every attribute but the last four."""
         shape = asdict(self)
-        del shape["reports"], shape["attempts"], shape["judged_step"]
+        del shape["reports"], shape["attempts"], shape["judged_step"], shape["workers"]
         return shape
 
     @classmethod
@@ -77,6 +79,7 @@ class TrialRecord:
             reports=reports,
             attempts=notes.get("attempts", 0),
             judged_step=max(reports, default=0) if trial.state.is_finished() else notes.get("judged_step", 0),
+            workers=tuple(notes.get("workers", ())),
         )
 
 

@@ -96,7 +96,7 @@ def _as_fine_tune(study: Study, record: TrialRecord, folder: Path) -> Reproducti
         file=file,
         text=_heading(study, record) + to_yaml(config.model_dump(mode="json")),
         arguments=(*arguments, *FINE_TUNES[spec.trainable], "--metrics", str(folder / METRICS)),
-        num_workers=spec.scaling.num_workers,
+        num_workers=record.workers[-1] if record.workers else spec.scaling.max_workers,
         num_threads=_num_threads(study),
     )
 

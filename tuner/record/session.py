@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 TICK_S = 1.0
 NOTE_EVERY_S = 30.0
 SECONDS_PER_HOUR = 3600.0
-# From the word that a study ends until its GPUs are free: 20 s that a trial has for its next report, and the end of
-# its processes.
+# From the word that a study ends until its GPUs are free: 20 s that a trial has for its next step, and the end of its
+# processes.
 LETTING_GO_S = 30.0
 
 

@@ -24,6 +24,7 @@ def describe(study: Study, record: TrialRecord) -> dict[str, Any]:
         "default_value": study.default_value,
         "seconds": seconds(record),
         "attempts": record.attempts,
+        "workers": list(record.workers) or [study.spec.scaling.max_workers],
         "failure": failure(record),
         "reports": {str(step): value if math.isfinite(value) else None for step, value in record.reports.items()},
         "checkpoints": [_checkpoint(path) for path in _checkpoint_dirs(study, record.number)],

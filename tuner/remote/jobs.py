@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _START_PATIENCE_S = 120.0
 _POLL_S = 0.3
 _ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
-# How long Ray's own stop waits: trials save at their next report.
+# How long Ray's own stop waits: trials save after their next step.
 _PATIENT = {"RAY_JOB_STOP_WAIT_TIME_S": "60"}
 # Exit codes of `tune run` that say that nothing was started.
 _NOT_STARTED = frozenset({2, 3})

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tuner.remote.launch import Launch
 
-# Time between Slurm's notice and its end: trials save at their next report.
+# Time between Slurm's notice and its end: trials save after their next step.
 _NOTICE_S = 180
 
 

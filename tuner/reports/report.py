@@ -244,7 +244,9 @@ def _environment(study: Study) -> str:
     sittings = environments(study.dir)
     facts = {name: value for name, value in (sittings or [{}])[-1].items() if value is not None}
     spec = study.spec
-    facts["workers a trial"] = f"{spec.scaling.num_workers}, each {spec.scaling.cpus_per_worker:g} CPU"
+    scaling = spec.scaling
+    size = f"{scaling.min_workers} to {scaling.max_workers}" if scaling.is_elastic else scaling.max_workers
+    facts["workers a trial"] = f"{size}, each {scaling.cpus_per_worker:g} CPU"
     facts["GPUs a worker"] = spec.scaling.gpus_per_worker
     facts["search"] = f"{spec.search.sampler}, seed {spec.search.seed}; scheduler {spec.scheduler.type}"
     facts["folder"] = study.dir.absolute()

@@ -78,8 +78,9 @@ class _Loader:
         lengths = (None, None) if self._custom else self._lengths(train, searched, parts["scheduler"])
         if not self._custom and isinstance(parts["scaling"], Scaling):
             values = train_rules.whole_config(train, searched, max_t=None)
-            kind, num_workers = data.get("trainable", AVAILABLE[0]), parts["scaling"].num_workers
-            self._all(train_rules.parallel_faults(values, searched, kind, num_workers))
+            kind, scaling = data.get("trainable", AVAILABLE[0]), parts["scaling"]
+            for num_workers in (scaling.min_workers, scaling.max_workers):
+                self._all(train_rules.parallel_faults(values, searched, kind, num_workers))
         if isinstance(parts["scaling"], Scaling):
             self._all(rules.scaling_faults(parts["scaling"]))
         self._all(rules.outside_faults(train, searched))

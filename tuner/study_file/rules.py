@@ -93,10 +93,12 @@ def search_faults(search: Search, space: SearchSpace) -> Iterator[Fault]:
 
 
 def scaling_faults(scaling: Scaling) -> Iterator[Fault]:
-    """The GPUs of a trial against its workers."""
+    """The numbers of workers, and the GPUs of a trial against them."""
     gpus = scaling.gpus_per_worker
-    if gpus != "auto" and 0 < gpus < 1 and scaling.num_workers > 1:
-        rule = f"must be a whole number where a trial has several workers (num_workers: {scaling.num_workers})"
+    if scaling.min_workers > scaling.max_workers:
+        yield ("scaling", "num_workers", "min"), f"must be <= max ({scaling.max_workers}), got {scaling.min_workers}"
+    if gpus != "auto" and 0 < gpus < 1 and scaling.max_workers > 1:
+        rule = f"must be a whole number where a trial has several workers (num_workers: {scaling.max_workers})"
         why = "NCCL cannot share a GPU between the workers of a trial"
         yield ("scaling", "gpus_per_worker"), f"{rule}, got {gpus}; {why}: use 1, or num_workers: 1"
     if gpus == 0 and scaling.accelerator_type is not None:

@@ -79,7 +79,7 @@ def tidy(
         annotation = model.model_fields[name].annotation
         nested = _nested_model(annotation)
         if value is None and not allows(annotation, type(None)):
-            if nested is None and annotation != dict[str, Any]:
+            if nested is not annotation and annotation != dict[str, Any]:
                 if (*path, key) not in findings.cleared:
                     findings.report((*path, key), "has no value; give it one, or remove the key to use its default")
                 continue
@@ -130,7 +130,9 @@ def faults(error: ValidationError, data: Any) -> list[tuple[KeyPath, str]]:
     groups: dict[KeyPath, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         groups.setdefault(_data_path(detail, data), []).append(detail)
-    return [(path, _message(details)) for path, details in groups.items()]
+    # Where a union allows a mapping, a fault inside one says more than that it is no number.
+    outermost = [path for path in groups if not any(path == other[: len(path)] for other in groups if other != path)]
+    return [(path, _message(groups[path])) for path in outermost]
 
 
 def allows(annotation: Any, kind: type) -> bool:
@@ -216,7 +218,9 @@ def _message(details: Sequence[ErrorDetails]) -> str:
         return "unknown field; remove it"
     if first["type"] == "string_too_short":
         return "must not be empty"
-    rules = list(dict.fromkeys(filter(None, map(_rule, details))))
+    # Of a union with a mapping, what the plain value would have to be.
+    plain = [detail for detail in details if detail["type"] not in {"model_type", "model_attributes_type"}] or details
+    rules = list(dict.fromkeys(filter(None, map(_rule, plain))))
     if not rules:
         return f"{first['msg'][:1].lower()}{first['msg'][1:]}, got {kind_of(first['input'])}"
     return f"must be {' or '.join(rules)}, got {kind_of(first['input'])}{_hint(rules, first['input'], details)}"

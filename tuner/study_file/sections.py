@@ -123,11 +123,20 @@ class Scheduler(Section):
     """Median rule: number of other trials that must have reached a step before one is stopped there."""
 
 
+class Workers(Section):
+    """An elastic number of workers: as many as the cluster has room for, between two numbers."""
+
+    min: Count
+    """With fewer workers than this no trial starts."""
+    max: Count
+    """More workers than this no trial gets."""
+
+
 class Scaling(Section):
     """The size of a trial, and how many run at once."""
 
-    num_workers: Count = 1
-    """Workers (ranks) of a trial."""
+    num_workers: Count | Workers = 1
+    """Workers (ranks) of a trial; as `{min: 4, max: 8}` it is elastic: as many of them as the cluster has room for."""
     gpus_per_worker: Annotated[float, Field(ge=0), AfterValidator(_check_gpus)] | Literal["auto"] = "auto"
     """GPUs a worker takes; auto: 1 where the cluster has GPUs, else 0. With a share of one, 0.5, trials of one worker
     share GPUs."""
@@ -140,6 +149,21 @@ class Scaling(Section):
     its own (STRICT_SPREAD) where it must be."""
     slots: Count | Literal["auto"] = "auto"
     """Trials at once; auto: as many as the cluster holds."""
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of workers follows the cluster."""
+        return isinstance(self.num_workers, Workers)
+
+    @property
+    def min_workers(self) -> int:
+        """The fewest that a trial runs on."""
+        return self.num_workers.min if isinstance(self.num_workers, Workers) else self.num_workers
+
+    @property
+    def max_workers(self) -> int:
+        """The most that a trial runs on."""
+        return self.num_workers.max if isinstance(self.num_workers, Workers) else self.num_workers
 
 
 class Checkpoint(Section):

@@ -102,6 +102,10 @@ class MlflowTracker:
         self._steps[number] = 0
         self._put("trial", number=number, params=_plain(params), tags=_plain(tags or {}))
 
+    def tag_trial(self, number: int, params: Mapping[str, Any], tags: Mapping[str, Any]) -> None:
+        """Something more is known of a trial that runs."""
+        self._put("trial", number=number, params=_plain(params), tags=_plain(tags))
+
     def log_report(self, number: int, metrics: Mapping[str, Any], history: Sequence[Mapping[str, Any]] = ()) -> None:
         """Points of a trial: `history` has one entry a step, and its keys take precedence over those in `metrics`."""
         found, is_diverged = points(metrics, history)
