@@ -25,6 +25,7 @@ from tuner.commands import command
 from tuner.display import output
 from tuner.display.formats import Format
 from tuner.errors import InputError, TuneError
+from tuner.storage.place import shown
 
 if TYPE_CHECKING:
     from tuner.record.study import Study
@@ -38,11 +39,13 @@ app = typer.Typer()
 def list_(root: RootOption = ROOT, form: FormatOption = Format.TABLE) -> int:
     """List the studies under --root."""
     from tuner.record.study_dir import list_studies
+    from tuner.storage.pull import pull_all
 
+    pull_all(root)
     names = list_studies(root)
     output.studies([_status_or_damage(root, name) for name in names], form)
     if not names:
-        output.note(f"There is no study under {root}; see `tune run`.")
+        output.note(f"There is no study under {shown(root)}; see `tune run`.")
     return 0
 
 
