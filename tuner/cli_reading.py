@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -84,9 +85,14 @@ def status(
 def _watch(study: Study, *, is_quiet: bool) -> None:
     from tuner.display.live import LiveTable, progress
     from tuner.display.watch import watch
+    from tuner.storage.pull import pull
+
+    def pause(seconds: float) -> None:
+        time.sleep(seconds)
+        pull(study.dir)
 
     with progress(quiet=is_quiet or not sys.stdout.isatty()) as display:
-        watch(study, display if isinstance(display, LiveTable) else None)
+        watch(study, display if isinstance(display, LiveTable) else None, pause)
 
 
 @app.command(epilog="Example:  tune trials qwen_lr --format csv > trials.csv")
@@ -252,9 +258,12 @@ def report(
     """
     from tuner.reports import screenshot
     from tuner.reports.report import write_report
+    from tuner.storage.pull import keep
 
     path = write_report(open_study(study, root), to)
-    output.result(str(path))
+    if to is None:
+        keep(path)
+    output.result(shown(path))
     if png is not None:
         screenshot.draw(path, png)
         output.note(f"written: {png}")

@@ -20,6 +20,7 @@ from tuner.errors import StudyLockedError
 from tuner.storage.bucket import Bucket
 from tuner.storage.files import (
     CHECKPOINTS,
+    HOLDER,
     checkpoint_dirs,
     checkpoint_of,
     is_mirrored,
@@ -83,6 +84,8 @@ class Mirror:
             if "/" in name and seen is not None and seen.tag == tag and path.exists():
                 self._sent |= {name: _stamp(path)} if path.stat().st_size == seen.size else {}
         self._bucket.delete(STOP)
+        # Whoever was seen to hold it has been this process, or is dead.
+        (self._dir / HOLDER).unlink(missing_ok=True)
         self.push()
         self._thread = threading.Thread(target=self._keep_pushing, daemon=True, name="mirror")
         self._thread.start()

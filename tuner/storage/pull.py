@@ -104,6 +104,17 @@ def fetch_trial(study_dir: Path, number: int) -> None:
             fetch(study_dir / name)
 
 
+def keep(file: Path) -> None:
+    """Upload a file of a study that nobody runs, a report say; nothing to do where its root is a folder.
+
+    Raises:
+        StorageError: The URL cannot be used.
+    """
+    url = url_of(file.parent)
+    if url is not None:
+        Bucket(url).upload(file, file.name)
+
+
 def _bring(study_dir: Path, bucket: Bucket) -> bool:
     """Returns whether there is a confirmation, too."""
     listed = bucket.listing()
