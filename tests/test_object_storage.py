@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,9 @@ from tests.test_interruptions import Tune as TuneProcess
 from trainables.checkpoint_dir import complete_checkpoints, is_complete, step_dir, write_manifest
 from tuner.decisions.sampling import Proposal
 from tuner.errors import InputError, StudyDamagedError, StudyLockedError
+from tuner.execution.search import _opened
+from tuner.execution.shared_root import _remedy
+from tuner.record.checkpoints import Checkpoints
 from tuner.record.record import TrialRecord
 from tuner.record.study import Study
 from tuner.storage import mirror as mirror_module
@@ -204,6 +208,24 @@ def test_what_is_deleted_here_is_deleted_there_and_a_checkpoint_that_was_never_f
     assert "mlflow_pending.jsonl" not in names
 
 
+def test_a_study_is_opened_to_go_on_with_the_checkpoints_of_its_running_trials_alone(
+    machine: Machine, tmp_path: Path
+) -> None:
+    study = new_study(machine("one"), tmp_path)
+    study.add_trial(Proposal({}, {}))
+    checkpoint(study, 0, 3)
+    checkpoint(study, 1, 5)
+    study.report(0, 3, 1.0)
+    study.finish(0, "COMPLETE")
+    uploaded(study)
+    with _opened(machine("two"), "tiny") as there:
+        folder = there.dir / "checkpoints"
+        assert complete_checkpoints(folder / "0") == []
+        assert [path.name for path in complete_checkpoints(folder / "1")] == ["step_00000005"]
+        Checkpoints(there).keep_best()
+        assert there.trials()[0].checkpoint == url_of(folder / "0" / "step_00000003")
+
+
 class _Cut(Bucket):
     """A machine that is killed at the n-th change of the URL."""
 
@@ -275,6 +297,24 @@ def test_a_new_study_that_was_killed_before_its_journal_was_there_is_none(machin
     other = machine("two")
     pull(other / "tiny")
     assert len(Study.open(other, "tiny").trials()) == 1
+
+
+def test_no_object_is_written_outside_of_the_working_copy(machine: Machine, tmp_path: Path) -> None:
+    uploaded(new_study(machine("one"), tmp_path))
+    url = f"s3://bucket/{tmp_path.name}/studies/tiny"
+    Bucket(url).write("logs/../../../evil", b"x")
+    Bucket(url).write("logs/0.rank0.log", b"x")
+    root = machine("two")
+    pull(root / "tiny")
+    assert (root / "tiny" / "logs" / "0.rank0.log").exists()
+    assert list(tmp_path.rglob("evil")) == []
+
+
+def test_nodes_that_do_not_share_the_working_copy_are_told_where_to_put_it(machine: Machine, tmp_path: Path) -> None:
+    root = machine("one")
+    assert f"working copy of s3://bucket/{tmp_path.name}/studies" in _remedy(root)
+    assert "TUNE_CACHE_DIR=DIR" in _remedy(root)
+    assert "TUNE_CACHE_DIR" not in _remedy(tmp_path)
 
 
 def test_a_checkpoint_without_its_manifest_is_none(machine: Machine, tmp_path: Path) -> None:
@@ -449,7 +489,7 @@ def test_a_study_that_was_killed_goes_on_and_is_exported_on_other_machines(
     machine: Machine, tmp_path: Path, tune: Tune, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"s3://bucket/{tmp_path.name}/studies"
-    limits = {"max_steps": 200, "eval_every": 2}
+    limits = {"max_steps": 300, "eval_every": 2}
     data = study_data(
         tmp_path, train=limits, search={"num_trials": 3}, scheduler={"type": "none"}, mlflow={"enabled": True}
     )
@@ -463,15 +503,19 @@ def test_a_study_that_was_killed_goes_on_and_is_exported_on_other_machines(
         pull(watching / "tiny")
         return Study.open(watching, "tiny").trials() if (watching / "tiny").exists() else []
 
+    def saved_running(found: list[TrialRecord]) -> set[int]:
+        running = [trial.number for trial in found if trial.state == "RUNNING"]
+        return {number for number in running if any((watching / "tiny/checkpoints" / str(number)).glob("step_*"))}
+
     def is_under_way() -> bool:
         found = trials()
-        states = [trial.state for trial in found]
-        return "COMPLETE" in states and any(trial.state == "RUNNING" and trial.checkpoint for trial in found)
+        return any(trial.state == "COMPLETE" for trial in found) and bool(saved_running(found))
 
     first.wait_for(is_under_way)
     os.kill(first.process.pid, signal.SIGKILL)
     first.end()
     before = trials()
+    resumed = saved_running(before)
     assert first.wait_until_gone() == []
 
     second = tune("resume", "tiny", "--root", url, TUNE_CACHE_DIR=str(tmp_path / "second"), timeout_s=200)
@@ -481,9 +525,9 @@ def test_a_study_that_was_killed_goes_on_and_is_exported_on_other_machines(
     for old in before:
         assert after[old.number].params == old.params
         assert set(old.reports.items()) <= set(after[old.number].reports.items())
-    assert all(list(trial.reports) == list(range(2, 201, 2)) for trial in after)
-    resumed = {trial.number for trial in before if trial.state == "RUNNING" and trial.checkpoint}
-    assert all(f"trial {number}" in second.stderr and "from step" in second.stderr for number in resumed)
+    assert all(list(trial.reports) == list(range(2, 301, 2)) for trial in after)
+    assert resumed
+    assert all(re.search(f"trial {number} goes on from step", second.stderr) for number in resumed), second.stderr
 
     there = {"TUNE_CACHE_DIR": str(tmp_path / "third")}
     status = json.loads(tune("status", "tiny", "--root", url, "--format", "json", **there).stdout)

@@ -63,7 +63,9 @@ class Bucket:
         except FileNotFoundError as error:
             raise _error(self.url, error) from error
         start = len(self._root.rstrip("/")) + 1
-        return {path[start:]: _seen(info) for path, info in found.items() if info["type"] == "file"}
+        files = {path[start:]: info for path, info in found.items() if info["type"] == "file"}
+        # An object may have any name; none may lead out of the working copy.
+        return {name: _seen(info) for name, info in files.items() if not {"", ".", ".."} & set(name.split("/"))}
 
     @_told
     def folders(self) -> list[str]:
