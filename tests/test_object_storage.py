@@ -299,6 +299,26 @@ def test_a_new_study_that_was_killed_before_its_journal_was_there_is_none(machin
     assert len(Study.open(other, "tiny").trials()) == 1
 
 
+def test_another_checkpoint_of_the_same_step_takes_the_place_of_the_first(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = machine("one")
+    study = new_study(root, tmp_path)
+    saved = checkpoint(study, 0, 1)
+    uploaded(study)
+    (root / "tiny" / ".mirror.json").unlink()
+    sent: list[str] = []
+    upload = Bucket.upload
+    monkeypatch.setattr(Bucket, "upload", lambda *words: sent.append(words[2]) or upload(*words))
+    uploaded(Study.open(root, "tiny", writable=True))
+    assert [name for name in sent if "checkpoints" in name] == [], "it is there already"
+    (saved / "train.json").write_text("other", encoding="utf-8")
+    write_manifest(saved, 1, {})
+    uploaded(Study.open(root, "tiny", writable=True))
+    assert sent[-1].endswith("step_00000001/manifest.json")
+    assert Bucket(url_of(saved) or "").read("train.json") == b"other"
+
+
 def test_no_object_is_written_outside_of_the_working_copy(machine: Machine, tmp_path: Path) -> None:
     uploaded(new_study(machine("one"), tmp_path))
     url = f"s3://bucket/{tmp_path.name}/studies/tiny"

@@ -113,8 +113,7 @@ class Mirror:
         for name in logs:
             self._send(name)
         for name in checkpoints:
-            if f"{name}/{MANIFEST}" not in self._sent:
-                self._send_checkpoint(name)
+            self._send_checkpoint(name)
         self._delete_gone()
 
     def _keep_pushing(self) -> None:
@@ -162,12 +161,12 @@ class Mirror:
         path = self._dir / name
         try:
             stamp = _stamp(path)
-            if self._sent.get(name) == stamp and name in self._there:
+            if self._sent.get(name) == stamp:
                 return
-            if name == JOURNAL:
-                self._bucket.write(name, whole_lines(path.read_bytes()))
-            else:
-                self._bucket.upload(path, name)
+            if name != JOURNAL:
+                self._upload(path, name)
+                return
+            self._bucket.write(name, whole_lines(path.read_bytes()))
         except FileNotFoundError:
             # It was deleted meanwhile.
             return
@@ -175,18 +174,35 @@ class Mirror:
         self._there.add(name)
 
     def _send_checkpoint(self, name: str) -> None:
-        folder = _staged(self._dir, name)
+        last = f"{name}/{MANIFEST}"
         try:
+            if self._sent.get(last) == _stamp(self._dir / last) or self._is_there(last):
+                return
+            folder = _staged(self._dir, name)
             for file in [*(read_manifest(folder) or {"files": ()})["files"], MANIFEST]:
-                stamp = _stamp(folder / file)
-                self._bucket.upload(folder / file, f"{name}/{file}")
-                self._there.add(f"{name}/{file}")
-                self._sent[f"{name}/{file}"] = stamp
+                self._upload(folder / file, f"{name}/{file}")
         except FileNotFoundError:
             # The trial has deleted it for a newer one, before it could be held.
             return
         finally:
             shutil.rmtree(self._dir / STAGED, ignore_errors=True)
+
+    def _is_there(self, manifest: str) -> bool:
+        """Whether a checkpoint is there already; another one of its name is none from now on."""
+        if manifest not in self._there:
+            return False
+        if self._bucket.read(manifest) == (self._dir / manifest).read_bytes():
+            self._sent[manifest] = _stamp(self._dir / manifest)
+            return True
+        self._bucket.delete(manifest)
+        self._there.discard(manifest)
+        return False
+
+    def _upload(self, path: Path, name: str) -> None:
+        stamp = _stamp(path)
+        self._bucket.upload(path, name)
+        self._there.add(name)
+        self._sent[name] = stamp
 
     def _delete_gone(self) -> None:
         """Delete at the URL what is no longer here."""
