@@ -552,7 +552,7 @@ def test_a_study_that_was_killed_goes_on_and_is_exported_on_other_machines(
     there = {"TUNE_CACHE_DIR": str(tmp_path / "third")}
     status = json.loads(tune("status", "tiny", "--root", url, "--format", "json", **there).stdout)
     best = json.loads(tune("best", "tiny", "--root", url, "--format", "json", **there).stdout)
-    assert status["best"] == best
+    assert status["best"].items() <= best.items()
     assert (status["state"], status["counts"]["COMPLETE"]) == ("finished", 3)
     assert best["checkpoint"].startswith(f"{url}/tiny/checkpoints/")
     exported = tune("export", "tiny", "--to", "model", "--root", url, TUNE_CACHE_DIR=str(tmp_path / "fourth"))
