@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -120,6 +121,23 @@ def test_a_study_whose_folder_is_not_the_same_on_every_node_is_refused(
     assert fault.endswith(": it does not see it")
     assert remedy == "Choose a --root on a file system that all nodes share, at the same path."
     assert list((place / "local").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_url_whose_working_copy_is_not_the_same_on_every_node_is_refused(
+    address: str, place: Path, tmp_path: Path, tune: Tune
+) -> None:
+    file, url = tmp_path / "tiny.yaml", f"file://{tmp_path}/bucket"
+    file.write_text(json.dumps(study_data(tmp_path)), encoding="utf-8")
+    cache = str(place / "local")
+    done = tune("run", file, "--address", address, "--root", url, timeout_s=200, TUNE_CACHE_DIR=cache)
+    assert done.returncode == 3
+    fault, remedy = done.stderr.splitlines()
+    assert "is not the same on every node, from " in fault
+    assert remedy.startswith(f"It is the working copy of {url}: ")
+    assert not [path for path in (tmp_path / "bucket").rglob("*") if path.is_file()], "nothing is left there"
+    for path in (place / "local").iterdir():
+        shutil.rmtree(path)
 
 
 def test_faults_of_this_machine_are_all_found_at_once(address: str, full_disk: Path, hub: str, tmp_path: Path) -> None:

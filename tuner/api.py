@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.commands import DEFAULT_ROOT
 from tuner.display.live import progress
+from tuner.storage.place import as_root
 from tuner.study_file.spec import StudySpec, load_spec, override_spec
 from tuner.study_file.yaml_text import to_yaml
 
@@ -32,7 +33,7 @@ def run(
         study: A study file, or what `load_spec` makes of one.
         set: Values that replace those of the file, by dotted key: `{"search.num_trials": 20}`.
         name: Name of the study, instead of the file's.
-        root: Where studies live.
+        root: Where studies live: a folder, or a URL such as "s3://bucket/studies".
         observer: Hears of every event; without one only warnings are printed.
         address: A Ray cluster to join; None starts one on this machine, or uses the one this process is in.
 
@@ -51,7 +52,7 @@ def run(
     else:
         spec, source_text = load_spec(study, overrides), Path(study).read_text(encoding="utf-8")
     observer = observer or progress(quiet=True)
-    return search.run(spec, source_text=source_text, root=Path(root), observer=observer, address=address)
+    return search.run(spec, source_text=source_text, root=as_root(root), observer=observer, address=address)
 
 
 def resume(
@@ -67,7 +68,7 @@ def resume(
     Args:
         study: Its name under `root`, the path of its folder, or itself.
         set: Values that extend it, by dotted key.
-        root: Where studies live.
+        root: Where studies live: a folder, or a URL such as "s3://bucket/studies".
         observer: Hears of every event; without one only warnings are printed.
         address: A Ray cluster to join; None starts one on this machine, or uses the one this process is in.
 
@@ -78,7 +79,7 @@ def resume(
 
     return search.resume(
         str(study if isinstance(study, str | Path) else study.dir.absolute()),
-        root=Path(root),
+        root=as_root(root),
         overrides=_overrides(set or {}),
         observer=observer or progress(quiet=True),
         address=address,

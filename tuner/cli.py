@@ -103,7 +103,9 @@ def run(
     if address is not None and is_outside(address):
         return cli_jobs.run_there(address, file, spec, changes, root, go_on=go_on)
     from tuner.execution import search
+    from tuner.storage.pull import pull
 
+    pull(root / spec.study)
     with _progress(root / spec.study, quiet, verbose) as observer:
         if go_on and (root / spec.study).exists():
             return _finish(search.resume(spec.study, root=root, changed=spec, observer=observer, address=address))
@@ -128,7 +130,9 @@ def resume(
         return cli_jobs.resume_there(address, study, overrides or [], root)
     from tuner.execution import search
     from tuner.record.study_dir import find_study
+    from tuner.storage.pull import pull
 
+    pull(root / study)
     with _progress(find_study(root, study), quiet, verbose) as observer:
         opened = search.resume(study, root=root, overrides=overrides or [], observer=observer, address=address)
     return _finish(opened)
@@ -248,6 +252,7 @@ def stop(
     if address is not None:
         return cli_jobs.verb_there(address, "stop", study, root, "--wait", str(wait_s))
     from tuner.reports.confirmation import FOLDER, command_again, open_confirmation
+    from tuner.storage.pull import pull
 
     opened = open_study(study, root)
     confirmation = None if opened.is_running else open_confirmation(opened)
@@ -258,6 +263,7 @@ def stop(
     deadline = time.monotonic() + wait_s
     while running.is_running and time.monotonic() < deadline:
         time.sleep(0.2)
+        pull(running.dir)
     if running.is_running:
         raise TuneError(f"study {study!r} still runs after {wait_s:g} s", "It ends once its trials have saved.")
     ended = open_study(running.dir.name, running.dir.parent)

@@ -12,6 +12,7 @@ from tuner import text
 from tuner.commands import DEFAULT_ROOT
 from tuner.display.formats import Format, Shape
 from tuner.errors import InputError
+from tuner.storage.place import as_root
 
 if TYPE_CHECKING:
     from tuner.record.record import TrialRecord
@@ -44,7 +45,10 @@ OptionalStudyArgument = Annotated[
     str | None,
     typer.Argument(metavar="[STUDY]", help="Its page; without: that of all studies.", autocompletion=_complete_study),
 ]
-RootOption = Annotated[Path, typer.Option("--root", metavar="DIR", help="Where studies live.")]
+RootOption = Annotated[
+    Path,
+    typer.Option("--root", metavar="DIR", parser=as_root, help="Where studies live: a folder, or s3://BUCKET/FOLDER."),
+]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]
 ShapeOption = Annotated[Shape, typer.Option("--format", help="How to print.")]
 ThereOption = Annotated[
@@ -58,7 +62,9 @@ ROOT = DEFAULT_ROOT
 def open_study(study: str, root: Path) -> Study:
     """The study that the arguments name, to read."""
     from tuner.record.study import Study
+    from tuner.storage.pull import pull
 
+    pull(root / study)
     return Study.open(root, study)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -25,6 +26,7 @@ from tuner.commands import command
 from tuner.display import output
 from tuner.display.formats import Format
 from tuner.errors import InputError, TuneError
+from tuner.storage.place import shown
 
 if TYPE_CHECKING:
     from tuner.record.study import Study
@@ -38,11 +40,13 @@ app = typer.Typer()
 def list_(root: RootOption = ROOT, form: FormatOption = Format.TABLE) -> int:
     """List the studies under --root."""
     from tuner.record.study_dir import list_studies
+    from tuner.storage.pull import pull_all
 
+    pull_all(root)
     names = list_studies(root)
     output.studies([_status_or_damage(root, name) for name in names], form)
     if not names:
-        output.note(f"There is no study under {root}; see `tune run`.")
+        output.note(f"There is no study under {shown(root)}; see `tune run`.")
     return 0
 
 
@@ -81,9 +85,14 @@ def status(
 def _watch(study: Study, *, is_quiet: bool) -> None:
     from tuner.display.live import LiveTable, progress
     from tuner.display.watch import watch
+    from tuner.storage.pull import pull
+
+    def pause(seconds: float) -> None:
+        time.sleep(seconds)
+        pull(study.dir)
 
     with progress(quiet=is_quiet or not sys.stdout.isatty()) as display:
-        watch(study, display if isinstance(display, LiveTable) else None)
+        watch(study, display if isinstance(display, LiveTable) else None, pause)
 
 
 @app.command(epilog="Example:  tune trials qwen_lr --format csv > trials.csv")
@@ -271,9 +280,12 @@ def report(
     """
     from tuner.reports import screenshot
     from tuner.reports.report import write_report
+    from tuner.storage.pull import keep
 
     path = write_report(open_study(study, root), to)
-    output.result(str(path))
+    if to is None:
+        keep(path)
+    output.result(shown(path))
     if png is not None:
         screenshot.draw(path, png)
         output.note(f"written: {png}")

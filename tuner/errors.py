@@ -90,6 +90,10 @@ class TrackingError(InputError):
     """The MLflow store cannot be used as configured."""
 
 
+class StorageError(InputError):
+    """The URL under which studies live cannot be used."""
+
+
 class ClusterError(TuneError):
     """The cluster cannot run the study as asked."""
 

@@ -123,7 +123,7 @@ class StudyController:
             number = self._next_number()
             return None if number is None else self._start(tune_id, number)
         except Exception as error:
-            self._abort(error)
+            self.abort(error)
             return None
 
     @property
@@ -152,7 +152,7 @@ class StudyController:
             if goes_on and heard.ended is not None:
                 goes_on = self._take_end(running, heard.ended)
         except Exception as error:
-            self._abort(error)
+            self.abort(error)
             goes_on = False
         if not goes_on:
             self._running.pop(tune_id, None)
@@ -172,7 +172,7 @@ class StudyController:
             else:
                 self._left.append(running.number)
         except Exception as error:
-            self._abort(error)
+            self.abort(error)
 
     def resize(self, num_slots: int, num_gpus: float) -> None:
         """From now on the cluster holds so many trials at once; those that run go on, wherever there is room."""
@@ -184,7 +184,7 @@ class StudyController:
             if before != num_slots:
                 self._observer.resized(before, num_slots)
         except Exception as error:
-            self._abort(error)
+            self.abort(error)
 
     def tick(self) -> None:
         """To be called often: watches the clock and tells the observer how busy the slots are."""
@@ -198,7 +198,7 @@ class StudyController:
                 if (limit := self.session.used_up()) is not None:
                     self.stop(limit)
         except Exception as error:
-            self._abort(error)
+            self.abort(error)
 
     def _warn_once(self, text: str) -> None:
         kind = text.split(":")[0]
@@ -368,6 +368,7 @@ class StudyController:
         record = self.study.trial(number)
         self._tracker.end_trial(number, "RUNNING", "interrupted", record.value, record.checkpoint)
 
-    def _abort(self, error: BaseException) -> None:
+    def abort(self, error: BaseException) -> None:
+        """End the study for an error; the running trials save and let go, and whoever runs it raises the first one."""
         self.failure = self.failure or error
         self.stop("failure")

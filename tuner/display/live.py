@@ -16,6 +16,7 @@ from tuner.decisions.observer import Observer
 from tuner.display import tables
 from tuner.display.board import Board, RunningTrial
 from tuner.display.output import screen
+from tuner.storage.place import shown
 
 if TYPE_CHECKING:
     from tuner.errors import ClusterError
@@ -71,7 +72,7 @@ class Lines(Quiet):
         done = f", {num_ended} of them ended before" if num_ended else ""
         trials = text.plural(plan.num_trials, "trial")
         at_once = f", {plan.slots} at a time" if plan.slots else ""
-        self._say(f"study {study.name}: {trials} of up to {plan.max_t} steps{at_once}{done}; {study.dir}")
+        self._say(f"study {study.name}: {trials} of up to {plan.max_t} steps{at_once}{done}; {shown(study.dir)}")
 
     def trial_started(self, number: int, params: Mapping[str, Any], resumed_from_step: int) -> None:
         if self._board is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,9 @@ from tuner.doctor import checks as doctor
 from tuner.doctor.checks import Finding, Level
 from tuner.doctor.facts import Asked, rooms
 from tuner.doctor.meeting_place import meeting_place
-from tuner.errors import TrackingError, TuneError
+from tuner.errors import StorageError, TrackingError, TuneError
+from tuner.storage.bucket import Bucket
+from tuner.storage.place import url_of
 from tuner.tracking.target import Target, check_target, resolve_target
 
 if TYPE_CHECKING:
@@ -31,12 +34,27 @@ def examine(*, address: str | None, root: Path, spec: StudySpec | None) -> list[
     """
     findings = [_command(), _instances(address)]
     with meeting_place(root) as (folder, secret, fault):
-        findings += doctor.check_root(fault, str(root))
+        findings += [*doctor.check_root(fault, str(root)), *_at_url(root)]
         try:
             findings += _on_the_cluster(address, root, spec, folder, secret)
         except TuneError as error:
             findings.append(Finding("Ray", Level.FAIL, error.message, error.remedy))
     return findings
+
+
+def _at_url(root: Path) -> Iterator[Finding]:
+    """Whether a file can be made and deleted at the URL of the root, where it has one."""
+    url = url_of(root)
+    if url is None:
+        return
+    try:
+        bucket, name = Bucket(url), f".doctor-{secrets.token_hex(8)}"
+        bucket.write(name, b"")
+        bucket.delete(name)
+    except StorageError as error:
+        yield Finding("storage", Level.FAIL, error.message, error.remedy)
+    else:
+        yield Finding("storage", Level.OK, f"{url} can be written; the working copy is {root}")
 
 
 def _command() -> Finding:

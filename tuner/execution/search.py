@@ -34,6 +34,8 @@ from tuner.record.environment import note_environment
 from tuner.record.session import refuse_spent
 from tuner.record.study import Study
 from tuner.record.study_dir import REPORT, refuse_existing
+from tuner.storage.mirror import Mirror, mirrored
+from tuner.storage.pull import fetch_trial, pull, pulled
 from tuner.study_file.extension import accept, extend_spec
 from tuner.study_file.spec import StudySpec
 from tuner.study_file.variables import kept_in_cluster, values_of
@@ -66,18 +68,20 @@ def run(
         StudyAbortedError: It was ended because it could not go well.
     """
     observer = observer or Observer()
-    refuse_existing(spec.study, root)
-    env, _ = _variables(spec)
-    _check_access(spec)
-    _tracker(spec, root / spec.study, observer).check()
-    _import_ahead()
-    lost = LostCluster(observer, root / spec.study)
-    with handling_signals(_raise_interrupt), cluster.connected(address, env, lost.leave):
-        plan = _plan(spec, observer)
-        check_shared(spec, root)
-        check_room(spec, root, plan.slots or 1)
-        study = Study.create(spec, source_text, root)
-        return _search(study, plan, observer, lost.endings)
+    with mirrored(root / spec.study, observer.warning) as mirror:
+        pull(root / spec.study)
+        refuse_existing(spec.study, root)
+        env, _ = _variables(spec)
+        _check_access(spec)
+        _tracker(spec, root / spec.study, observer).check()
+        _import_ahead()
+        lost = LostCluster(observer, root / spec.study)
+        with handling_signals(_raise_interrupt), cluster.connected(address, env, lost.leave):
+            plan = _plan(spec, observer)
+            check_shared(spec, root)
+            check_room(spec, root, plan.slots or 1)
+            study = Study.create(spec, source_text, root)
+            return _search(study, plan, observer, lost.endings, mirror)
 
 
 def resume(
@@ -106,8 +110,7 @@ def resume(
         SpecError: An override is not legal, or would change the meaning of what has been recorded.
     """
     observer = observer or Observer()
-    study = Study.open(root, name, writable=True)
-    try:
+    with mirrored(root / name, observer.warning) as mirror, _opened(root, name) as study:
         if changed is not None and changed != study.spec:
             study.replace_spec(accept(study.spec, changed))
         if overrides:
@@ -121,7 +124,19 @@ def resume(
         with handling_signals(_raise_interrupt), cluster.connected(address, env, lost.leave):
             plan = _plan(study.spec, observer)
             check_shared(study.spec, study.dir.parent)
-            return _search(study, plan, observer, lost.endings)
+            return _search(study, plan, observer, lost.endings, mirror)
+
+
+@contextmanager
+def _opened(root: Path, name: str) -> Iterator[Study]:
+    """A study to go on with, and on this machine what its running trials go on from."""
+    with pulled(root / name):
+        study = Study.open(root, name, writable=True)
+    try:
+        for record in study.trials():
+            if record.state == "RUNNING":
+                fetch_trial(study.dir, record.number)
+        yield study
     finally:
         study.close()
 
@@ -159,8 +174,12 @@ def _plan(spec: StudySpec, observer: Observer) -> Plan:
     return plan
 
 
-def _search(study: Study, plan: Plan, observer: Observer, endings: ExitStack) -> Study:
+def _search(study: Study, plan: Plan, observer: Observer, endings: ExitStack, mirror: Mirror) -> Study:
     from ray.experimental import internal_kv
+
+    mirror.start()
+    # Last of all, when everything is written.
+    endings.callback(mirror.finish)
 
     assert plan.slots is not None, "a plan made with a cluster's capacity knows its slots"
     stop_key = f"tune:stop:{study.spec.study}:{uuid.uuid4().hex}"
@@ -187,7 +206,7 @@ def _search(study: Study, plan: Plan, observer: Observer, endings: ExitStack) ->
     secrets = _variables(study.spec)[1] if cluster.can_autoscale() else {}
     with _interruptible(controller), endings, kept_in_cluster(f"tune:secrets:{study.dir.resolve()}", secrets) as key:
         settings = replace(slot_settings(study.spec, study.dir, plan, stop_key), secrets_key=key)
-        _run_tune(controller, settings, SlotCount(study, plan, controller, observer))
+        _run_tune(controller, settings, SlotCount(study, plan, controller, observer), mirror)
     if controller.failure is not None:
         raise controller.failure
     return study
@@ -211,7 +230,7 @@ def _summary(study: Study) -> dict[str, Any]:
     return study.status() | {"state": study.state_at_rest()} | overview(study)
 
 
-def _run_tune(controller: StudyController, settings: SlotSettings, slot_count: SlotCount) -> None:
+def _run_tune(controller: StudyController, settings: SlotSettings, slot_count: SlotCount, mirror: Mirror) -> None:
     from ray import tune
 
     from tuner.execution.schedulers import StudyScheduler
@@ -225,6 +244,8 @@ def _run_tune(controller: StudyController, settings: SlotSettings, slot_count: S
 
         def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
             slot_count.update()
+            if mirror.taken is not None:
+                controller.abort(mirror.taken)
             controller.tick()
             while self._ended:
                 _empty(self._ended.pop())

@@ -16,6 +16,7 @@ from tuner.execution import cluster
 from tuner.execution.nodes import staying_nodes
 from tuner.planning.capacity import training_nodes
 from tuner.record.study_dir import SPEC
+from tuner.storage.place import CACHE_VARIABLE, url_of
 from tuner.study_file.spec import StudySpec
 
 
@@ -38,7 +39,15 @@ def check_shared(spec: StudySpec, root: Path) -> None:
         faults = storage_faults(node_ids, Asked(str(folder), secret))
     if faults:
         name, fault = next(iter(faults.items()))
-        raise ClusterError(f"{root} is not the same on every node, from {name}: {fault}", REMEDY)
+        raise ClusterError(f"{root} is not the same on every node, from {name}: {fault}", _remedy(root))
+
+
+def _remedy(root: Path) -> str:
+    url = url_of(root)
+    if url is None:
+        return REMEDY
+    place = f"Put them on a file system that all nodes share, at the same path: {CACHE_VARIABLE}=DIR"
+    return f"It is the working copy of {url}: trials write there. {place}; or use one node."
 
 
 class Newcomers:

@@ -107,4 +107,7 @@ class Checkpoints:
 
 
 def _has_checkpoint(record: TrialRecord) -> bool:
-    return record.checkpoint is not None and is_complete(Path(record.checkpoint))
+    if record.checkpoint is None:
+        return False
+    # At a URL are only those that are whole.
+    return "://" in record.checkpoint or is_complete(Path(record.checkpoint))

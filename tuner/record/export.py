@@ -15,6 +15,7 @@ from trainables.errors import CheckpointError
 from tuner.commands import command
 from tuner.errors import InputError, TuneError
 from tuner.record import registry
+from tuner.storage.pull import fetch_trial
 
 if TYPE_CHECKING:
     from trainables.export import Dtype
@@ -56,6 +57,8 @@ def export(
         if not merge:
             raise InputError("--register needs a whole model", "Leave out --no-merge.")
         registry.check(study, record)
+    fetch_trial(study.dir, record.number)
+    record = study.trial(record.number)
     _write_folder(study, record, folder, dtype, merge)
     if register is not None:
         registry.register(study, record, folder, register)

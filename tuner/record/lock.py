@@ -91,5 +91,9 @@ def _read(text: bytes) -> dict[str, Any]:
 
 
 def _myself() -> dict[str, Any]:
-    now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-    return {"host": socket.gethostname(), "pid": os.getpid(), "since": now}
+    return {"host": socket.gethostname(), "pid": os.getpid(), "since": now()}
+
+
+def now() -> str:
+    """The time as locks tell it: ISO 8601, UTC."""
+    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")

@@ -45,6 +45,10 @@ from tuner.record.study_dir import (
     traces_of_trials,
     write_spec,
 )
+from tuner.storage.files import is_away
+from tuner.storage.owner import runs_elsewhere, stop_elsewhere
+from tuner.storage.place import as_root, url_of
+from tuner.storage.pull import pull
 from tuner.study_file.spec import StudySpec
 
 if TYPE_CHECKING:
@@ -107,14 +111,17 @@ class Study:
 
     @classmethod
     def open(cls, root: str | Path, name: str, *, writable: bool = False) -> Study:
-        """Open an existing study, by its name under `root` or by the path of its folder.
+        """Open an existing study, by its name under `root`, a folder or a URL, or by the path of its folder.
 
         Raises:
             StudyNotFoundError: There is none.
             StudyDamagedError: A state file cannot be read.
             StudyLockedError: `writable` and another process holds it.
         """
-        directory = find_study(Path(root), name)
+        place = as_root(root)
+        if isinstance(root, str):
+            pull(place / name)
+        directory = find_study(place, name)
         spec = read_spec(directory)
         lock = StudyLock(directory / LOCK) if writable else None
         try:
@@ -216,7 +223,7 @@ class Study:
     @property
     def is_running(self) -> bool:
         """Whether a live process holds the study."""
-        return holder(self.dir / LOCK) is not None
+        return holder(self.dir / LOCK) is not None or runs_elsewhere(self.dir)
 
     def status(self) -> dict[str, Any]:
         """{study, state, counts, best, slots, elapsed_s, training_share} as `tune status --format json` shows it."""
@@ -265,7 +272,7 @@ class Study:
         checkpoint = None if record.checkpoint is None else self.dir.absolute() / record.checkpoint
         return replace(
             record,
-            checkpoint=str(checkpoint) if checkpoint is not None and checkpoint.exists() else None,
+            checkpoint=None if checkpoint is None else _place_of(checkpoint),
             mlflow_run_id=notes.get(f"mlflow_run_id:{trial.number}"),
         )
 
@@ -276,6 +283,7 @@ class Study:
 
     def ask_to_stop(self) -> None:
         """Have the process that runs the study end it, resumable."""
+        stop_elsewhere(self.dir)
         (self.dir / STOP).touch()
 
     # -- writing ------------------------------------------------------------------------------------------------
@@ -358,6 +366,13 @@ class Study:
         if self._lock is None:
             return self._record.user_attrs
         return self._storage.get_study_user_attrs(self.optuna_study._study_id)
+
+
+def _place_of(checkpoint: Path) -> str | None:
+    """Where a checkpoint lies: its folder, or its URL where only that has it; None when it is gone."""
+    if is_away(checkpoint):
+        return url_of(checkpoint)
+    return str(checkpoint) if checkpoint.exists() else None
 
 
 def _write_draft(draft: Path, spec: StudySpec, source_text: str) -> None:

@@ -11,6 +11,7 @@ from trainables.checkpoint_dir import sync_to_disk
 from tuner.commands import command
 from tuner.errors import StudyAbortedError, StudyDamagedError, StudyExistsError, StudyNotFoundError
 from tuner.record.storage import JOURNAL
+from tuner.storage.place import shown
 from tuner.study_file.spec import StudySpec
 
 SPEC, SOURCE, LOCK, STOP, REPORT = "spec.json", "study.yaml", "study.lock", "stop", "report.html"
@@ -25,9 +26,9 @@ def find_study(root: Path, name: str) -> Path:
     for directory in (root / name, Path(name)):
         if _is_study(directory) or (directory / SOURCE).exists():
             return directory
-    known = list_studies(root)
-    remedy = f"Studies there: {', '.join(known)}." if known else f"There is no study under {root}; see `tune run`."
-    raise StudyNotFoundError(f"no study {name!r} under {root}", remedy)
+    known, place = list_studies(root), shown(root)
+    remedy = f"Studies there: {', '.join(known)}." if known else f"There is no study under {place}; see `tune run`."
+    raise StudyNotFoundError(f"no study {name!r} under {place}", remedy)
 
 
 def list_studies(root: Path) -> list[str]:
@@ -46,7 +47,7 @@ def refuse_existing(name: str, root: Path) -> None:
     """Raise StudyExistsError when the name is taken."""
     if (root / name).exists():
         raise StudyExistsError(
-            f"study {name!r} exists already in {root / name}",
+            f"study {name!r} exists already in {shown(root / name)}",
             f"Go on with it: {command('resume', root / name)}   or start another: --name {name}-2",
         )
 

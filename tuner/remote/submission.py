@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tuner.storage.place import shown, url_of
+
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails
 
@@ -42,4 +44,4 @@ class Submission:
 
 def root_there(root: Path) -> str:
     """A studies' root on the cluster: a relative one counts from the home folder there."""
-    return str(root) if root.is_absolute() else f"~/{root}"
+    return shown(root) if root.is_absolute() or url_of(root) else f"~/{root}"
