@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from tuner.cli import main
-from tuner.execution import search
+from tuner.execution import tune_loop
 from tuner.execution.slot import TrialSlot
 
 
@@ -30,5 +30,5 @@ if __name__ == "__main__":
     if "--honest" in sys.argv:
         sys.argv.remove("--honest")
     else:
-        search.TrialSlot = PretendingSlot
+        tune_loop.TrialSlot = PretendingSlot
     main()

@@ -16,7 +16,7 @@ from tests.benchmarks.common import Workload
 from tests.benchmarks.ours import TimedSlot, serve_timed
 from tests.benchmarks.processes import resident_bytes
 from tuner.decisions.observer import Observer
-from tuner.execution import search
+from tuner.execution import search, tune_loop
 from tuner.record.record import TrialRecord
 from tuner.study_file.spec import StudySpec, make_spec
 
@@ -93,7 +93,7 @@ def main() -> None:
     """Run as many trials as the workload, given as JSON, has."""
     workload, seconds = Workload.from_json(sys.argv[1]), sys.argv[2]
     os.environ.update({timeline.VARIABLE: str(workload.timeline), SECONDS: seconds})
-    search.TrialSlot = IdleSlot
+    tune_loop.TrialSlot = IdleSlot
     meter = Meter()
     root = Path(workload.folder, "studies")
     study = search.run(idle_spec(workload), source_text="study: benchmark\n", root=root, observer=meter)

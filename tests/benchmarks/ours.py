@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.benchmarks import timeline
 from tests.benchmarks.common import HIGH_RATE, LOW_RATE, Workload
-from tuner.execution import search
+from tuner.execution import search, tune_loop
 from tuner.execution.slot import TrialSlot
 from tuner.study_file.spec import StudySpec, make_spec
 
@@ -70,7 +70,7 @@ def main() -> None:
     """Run the workload given as JSON."""
     workload = Workload.from_json(sys.argv[1])
     os.environ[timeline.VARIABLE] = str(workload.timeline)
-    search.TrialSlot = TimedSlot
+    tune_loop.TrialSlot = TimedSlot
     study = search.run(study_spec(workload), source_text="study: benchmark\n", root=Path(workload.folder, "studies"))
     states = Counter(trial.state for trial in study.trials())
     result = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import shlex
 import shutil
 import socket
@@ -24,8 +22,8 @@ from tuner.execution import cluster
 from tuner.execution.autoscaler import wait_for_room
 from tuner.execution.head_watch import LostCluster
 from tuner.execution.shared_root import check_shared
-from tuner.execution.slot import TrialSlot
 from tuner.execution.slot_count import SlotCount
+from tuner.execution.tune_loop import run_tune
 from tuner.execution.worker_group import SlotSettings, free_placement_group
 from tuner.planning.plan import Plan, make_plan
 from tuner.planning.space import check_room
@@ -206,7 +204,7 @@ def _search(study: Study, plan: Plan, observer: Observer, endings: ExitStack, mi
     secrets = _variables(study.spec)[1] if cluster.can_autoscale() else {}
     with _interruptible(controller), endings, kept_in_cluster(f"tune:secrets:{study.dir.resolve()}", secrets) as key:
         settings = replace(slot_settings(study.spec, study.dir, plan, stop_key), secrets_key=key)
-        _run_tune(controller, settings, SlotCount(study, plan, controller, observer), mirror)
+        run_tune(controller, settings, SlotCount(study, plan, controller, observer), mirror)
     if controller.failure is not None:
         raise controller.failure
     return study
@@ -228,62 +226,6 @@ def _write_report(study: Study, observer: Observer) -> None:
 
 def _summary(study: Study) -> dict[str, Any]:
     return study.status() | {"state": study.state_at_rest()} | overview(study)
-
-
-def _run_tune(controller: StudyController, settings: SlotSettings, slot_count: SlotCount, mirror: Mirror) -> None:
-    from ray import tune
-
-    from tuner.execution.schedulers import StudyScheduler
-    from tuner.execution.searcher import StudySearcher
-
-    class Clock(tune.Callback):
-        """Tune's loop turns at least ten times a second."""
-
-        def __init__(self) -> None:
-            self._ended: list[Any] = []
-
-        def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-            slot_count.update()
-            if mirror.taken is not None:
-                controller.abort(mirror.taken)
-            controller.tick()
-            while self._ended:
-                _empty(self._ended.pop())
-
-        def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            self._ended.append(trial)
-
-    # What befalls a slot or Tune's scratch is told by the study itself, in a line.
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    # All slots start at once; Tune would wait for each before it asks for the next. How many they are is the
-    # controller's to say, whenever it is asked.
-    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(controller.spec.search.num_trials)
-    tune.run(
-        TrialSlot,
-        name="tune",
-        storage_path=settings.scratch_dir,
-        # Workers claim their resources in a placement group of their own; the slot's actor needs
-        # next to nothing, and lives on the head node, where the loss of a worker node does not reach it.
-        resources_per_trial={"node:__internal_head__": 0.001},
-        num_samples=-1,
-        search_alg=StudySearcher(controller, settings),
-        scheduler=StudyScheduler(controller),
-        callbacks=[Clock()],
-        reuse_actors=True,
-        max_failures=0,
-        raise_on_failed_trial=False,
-        verbose=0,
-        trial_dirname_creator=lambda trial: trial.trial_id,
-        trial_name_creator=lambda trial: trial.trial_id,
-    )
-
-
-def _empty(trial: Any) -> None:
-    """Take out of one of Tune's trials what nobody asks for any more: Tune keeps them all, with 30 KB each."""
-    trial.config.clear()
-    trial.evaluated_params.clear()
-    trial.set_experiment_tag("")
-    trial.run_metadata = type(trial.run_metadata)()
 
 
 def slot_settings(spec: StudySpec, study_dir: Path, plan: Plan, stop_key: str) -> SlotSettings:

@@ -1,0 +1,70 @@
+"""Ray Tune's loop around a search: it starts the slots and turns; what they do is the controller's to say."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from tuner.decisions.controller import StudyController
+from tuner.execution.slot import TrialSlot
+from tuner.execution.slot_count import SlotCount
+from tuner.execution.worker_group import SlotSettings
+from tuner.storage.mirror import Mirror
+
+
+def run_tune(controller: StudyController, settings: SlotSettings, slot_count: SlotCount, mirror: Mirror) -> None:
+    """Run trials in slots until the controller has no more; raises nothing that a trial raises."""
+    from ray import tune
+
+    from tuner.execution.schedulers import StudyScheduler
+    from tuner.execution.searcher import StudySearcher
+
+    class Clock(tune.Callback):
+        """Tune's loop turns at least ten times a second."""
+
+        def __init__(self) -> None:
+            self._ended: list[Any] = []
+
+        def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+            slot_count.update()
+            if mirror.taken is not None:
+                controller.abort(mirror.taken)
+            controller.tick()
+            while self._ended:
+                _empty(self._ended.pop())
+
+        def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            self._ended.append(trial)
+
+    # What befalls a slot or Tune's scratch is told by the study itself, in a line.
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+    # All slots start at once; Tune would wait for each before it asks for the next. How many they are is the
+    # controller's to say, whenever it is asked.
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(controller.spec.search.num_trials)
+    tune.run(
+        TrialSlot,
+        name="tune",
+        storage_path=settings.scratch_dir,
+        # Workers claim their resources in a placement group of their own; the slot's actor needs
+        # next to nothing, and lives on the head node, where the loss of a worker node does not reach it.
+        resources_per_trial={"node:__internal_head__": 0.001},
+        num_samples=-1,
+        search_alg=StudySearcher(controller, settings),
+        scheduler=StudyScheduler(controller),
+        callbacks=[Clock()],
+        reuse_actors=True,
+        max_failures=0,
+        raise_on_failed_trial=False,
+        verbose=0,
+        trial_dirname_creator=lambda trial: trial.trial_id,
+        trial_name_creator=lambda trial: trial.trial_id,
+    )
+
+
+def _empty(trial: Any) -> None:
+    """Take out of one of Tune's trials what nobody asks for any more: Tune keeps them all, with 30 KB each."""
+    trial.config.clear()
+    trial.evaluated_params.clear()
+    trial.set_experiment_tag("")
+    trial.run_metadata = type(trial.run_metadata)()
