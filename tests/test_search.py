@@ -339,6 +339,8 @@ def test_target_ends_a_study_early_and_leaves_it_resumable(tmp_path: Path) -> No
     assert study.status()["state"] == "stopped"
 
 
+# Ended before its workers are there, which takes long on a busy machine.
+@pytest.mark.timeout(300)
 def test_max_hours_ends_a_study_early_and_running_trials_go_on_when_resumed(tmp_path: Path) -> None:
     study = run(
         tmp_path,
