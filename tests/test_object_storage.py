@@ -504,7 +504,7 @@ def test_what_could_not_be_uploaded_is_named_at_the_end(machine: Machine, tmp_pa
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_a_study_that_was_killed_goes_on_and_is_exported_on_other_machines(
     machine: Machine, tmp_path: Path, tune: Tune, monkeypatch: pytest.MonkeyPatch
 ) -> None:
