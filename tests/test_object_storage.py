@@ -504,7 +504,7 @@ def test_what_could_not_be_uploaded_is_named_at_the_end(machine: Machine, tmp_pa
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_a_study_that_was_killed_goes_on_and_is_exported_on_other_machines(
     machine: Machine, tmp_path: Path, tune: Tune, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -563,3 +563,24 @@ def test_a_study_that_was_killed_goes_on_and_is_exported_on_other_machines(
     names = Bucket(f"{url}/tiny").listing()
     assert not [name for name in names if name.split("/")[0] in ("ray", "data", "study.lock", "stop")]
     assert b"verysecret" not in b"".join(Bucket(f"{url}/tiny").read(name) for name in names)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_driver_whose_study_was_taken_over_ends_and_uploads_nothing_more(machine: Machine, tmp_path: Path) -> None:
+    url = f"s3://bucket/{tmp_path.name}/studies"
+    data = study_data(tmp_path, train={"max_steps": 4000}, search={"num_trials": 2}, scheduler={"type": "none"})
+    (tmp_path / "tiny.yaml").write_text(json.dumps(data), encoding="utf-8")
+    machine("first")
+    driver, bucket = TuneProcess(tmp_path, "run", "tiny.yaml", "--root", url), Bucket(f"{url}/tiny")
+    driver.wait_for(lambda: bucket.exists("logs/0.rank0.log"))
+    who = json.loads(bucket.read("study.lock"))
+    bucket.write("study.lock", json.dumps({**who, "token": "other", "host": "elsewhere", "pid": 7}).encode())
+    assert driver.end(120) == 2, driver.text
+    assert "has been taken over by process 7 on elsewhere" in driver.text
+    assert "Traceback" not in driver.text
+    assert driver.wait_until_gone() == []
+    assert json.loads(bucket.read("study.lock"))["token"] == "other"
+    there = bucket.listing()["optuna.journal"].size
+    assert there <= (machine("first") / "tiny" / "optuna.journal").stat().st_size
