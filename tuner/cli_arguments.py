@@ -62,9 +62,7 @@ ROOT = DEFAULT_ROOT
 def open_study(study: str, root: Path) -> Study:
     """The study that the arguments name, to read."""
     from tuner.record.study import Study
-    from tuner.storage.pull import pull
 
-    pull(root / study)
     return Study.open(root, study)
 
 

@@ -41,7 +41,7 @@ class StudyLock:
             )
         self._file.truncate(0)
         with contextlib.suppress(OSError):  # on a full disk the lock holds all the same, without a name
-            self._file.write(json.dumps(_myself()).encode())
+            self._file.write(json.dumps(myself()).encode())
 
     def release(self) -> None:
         """Give the lock back; releasing twice is harmless."""
@@ -90,10 +90,7 @@ def _read(text: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _myself() -> dict[str, Any]:
-    return {"host": socket.gethostname(), "pid": os.getpid(), "since": now()}
-
-
-def now() -> str:
-    """The time as locks tell it: ISO 8601, UTC."""
-    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+def myself() -> dict[str, Any]:
+    """This process, as a lock names it; `since` is ISO 8601, UTC."""
+    now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    return {"host": socket.gethostname(), "pid": os.getpid(), "since": now}

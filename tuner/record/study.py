@@ -119,7 +119,7 @@ class Study:
             StudyLockedError: `writable` and another process holds it.
         """
         place = as_root(root)
-        if isinstance(root, str):
+        if not writable:
             pull(place / name)
         directory = find_study(place, name)
         spec = read_spec(directory)

@@ -17,6 +17,7 @@ from pathlib import Path
 from trainables.checkpoint_dir import MANIFEST, read_manifest
 from tuner.commands import command
 from tuner.errors import StudyLockedError
+from tuner.record.storage import JOURNAL
 from tuner.storage.bucket import Bucket
 from tuner.storage.files import (
     CHECKPOINTS,
@@ -34,7 +35,6 @@ from tuner.storage.files import (
 )
 from tuner.storage.owner import STOP, Ownership
 from tuner.storage.place import url_of
-from tuner.storage.pull import JOURNAL
 
 EVERY_S, LAST_TRIES, STAGED = 3.0, 3, ".upload"
 # Uploading takes no more than this share of the time, so that a long record does not keep a slow line busy.

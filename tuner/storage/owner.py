@@ -14,7 +14,7 @@ from typing import Any
 
 from tuner.commands import command
 from tuner.errors import StorageError, StudyLockedError
-from tuner.record.lock import describe, now
+from tuner.record.lock import describe, myself
 from tuner.storage.bucket import Bucket
 from tuner.storage.files import HOLDER
 from tuner.storage.place import url_of
@@ -42,7 +42,7 @@ class Ownership:
         """
         self.taken: StudyLockedError | None = None
         self._bucket, self._dir = bucket, study_dir
-        self._me = {**myself(), "token": uuid.uuid4().hex}
+        self._me = {**myself(), "space": _process_space(), "token": uuid.uuid4().hex}
         self._ended = threading.Event()
         if not bucket.create(OBJECT, self._text()):
             self._take_over()
@@ -127,11 +127,6 @@ def stop_elsewhere(study_dir: Path) -> None:
     url = url_of(study_dir)
     if url is not None and runs_elsewhere(study_dir):
         Bucket(url).write(STOP, b"")
-
-
-def myself() -> dict[str, Any]:
-    """This process, as a lock names it."""
-    return {"host": socket.gethostname(), "pid": os.getpid(), "since": now(), "space": _process_space()}
 
 
 def _process_space() -> str:

@@ -17,6 +17,8 @@ from typing import Literal
 from trainables.checkpoint_dir import MANIFEST
 from tuner.errors import StudyDamagedError
 from tuner.record.lock import holder
+from tuner.record.storage import JOURNAL
+from tuner.record.study_dir import LOCK, SPEC
 from tuner.storage.bucket import Bucket, Seen
 from tuner.storage.files import (
     AWAY,
@@ -35,7 +37,6 @@ from tuner.storage.files import (
 from tuner.storage.owner import OBJECT, read_holder
 from tuner.storage.place import url_of
 
-JOURNAL, SPEC, LOCK = "optuna.journal", "spec.json", "study.lock"
 AT_ONCE = 8
 
 Newer = Literal["here", "there", "neither"]
