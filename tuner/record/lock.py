@@ -58,7 +58,7 @@ def holder(path: Path) -> dict[str, Any] | None:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
-            return _read(file.read())
+            return read_text(file.read())
     return None
 
 
@@ -82,7 +82,8 @@ def _acquire(file: FileIO, timeout_s: float = 0.5) -> bool:
             time.sleep(0.02)
 
 
-def _read(text: bytes) -> dict[str, Any]:
+def read_text(text: bytes) -> dict[str, Any]:
+    """What a lock says; empty where that makes no sense."""
     try:
         found = json.loads(text)
     except ValueError:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tuner.commands import command
 from tuner.errors import StorageError, StudyLockedError
-from tuner.record.lock import describe, myself
+from tuner.record.lock import describe, myself, read_text
 from tuner.storage.bucket import Bucket
 from tuner.storage.files import HOLDER
 from tuner.storage.place import url_of
@@ -97,10 +97,9 @@ class Ownership:
 def read_holder(bucket: Bucket) -> dict[str, Any]:
     """What the lock at the URL says; empty where there is none."""
     try:
-        found = json.loads(bucket.read(OBJECT))
-    except (FileNotFoundError, ValueError):
+        return read_text(bucket.read(OBJECT))
+    except FileNotFoundError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def is_alive(who: dict[str, Any]) -> bool:
