@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import socket
+import threading
+import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from statistics import median
+from typing import Any
 
 import pytest
 
-from tuner.execution.channel import Endpoint, Quit, connect
+from tuner.execution.channel import Endpoint, Go, Preparing, Quit, connect
 
 
 @pytest.fixture
@@ -26,3 +31,28 @@ def test_a_stranger_does_not_keep_a_worker_out(endpoint: Endpoint, said: bytes |
         worker = connect(endpoint.address)
         worker.send(Quit())
         assert endpoint.receive(10) == Quit()
+
+
+@pytest.mark.parametrize("said", [["short"] * 3, ["long" * 5000]], ids=["three in a row", "20 kB"])
+def test_an_answer_takes_no_longer_for_all_that_was_said_before(endpoint: Endpoint, said: list[str]) -> None:
+    worker = connect(endpoint.address)
+
+    def answer() -> None:
+        while not isinstance(message := endpoint.receive(10), Quit):
+            if message == said[-1]:
+                endpoint.send(Go(0))
+
+    slot = threading.Thread(target=answer)
+    slot.start()
+    took_s = [round_trip(worker, [Preparing(0, text) for text in said[:-1]] + said[-1:]) for _ in range(20)]
+    worker.send(Quit())
+    slot.join()
+    assert median(took_s) < 0.02
+
+
+def round_trip(worker: Connection[Any, Any], messages: list[Any]) -> float:
+    began = time.perf_counter()
+    for message in messages:
+        worker.send(message)
+    assert worker.recv() == Go(0)
+    return time.perf_counter() - began

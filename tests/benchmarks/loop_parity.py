@@ -90,10 +90,11 @@ class Slot:
         self._send(Start(self._assignment()))
         while not isinstance(message := self._receive(), Ended):
             if isinstance(message, Reported):
-                clock.note(message.step)
-                metrics.append(message.metrics)
+                # First: the worker waits, and torchrun's does not while it is looked at.
                 if message.waits:
                     self._send(Go(self._number))
+                clock.note(message.step)
+                metrics.append(message.metrics)
         if message.outcome != "completed":
             raise RuntimeError(f"the trial in the slot ended as {message.outcome}: {message.cause}")
         return clock.figures(), metrics
