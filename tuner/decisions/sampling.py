@@ -201,13 +201,15 @@ class _Copy:
     def _finish(self, number: int, trial: FrozenTrial) -> None:
         self._open.discard(number)
         storage, trial_id = self._study._storage, self._ids[number]
-        for step, value in trial.intermediate_values.items():
-            storage.set_trial_intermediate_value(trial_id, step, value)
+        copy = storage.get_trial(trial_id)
+        # Shared with the record, as it is not a copy that changes either any more.
+        copy.params, copy.distributions, copy.system_attrs = trial.params, trial.distributions, trial.system_attrs
+        copy.intermediate_values = trial.intermediate_values
         state, values = trial.state, trial.values
         if state is TrialState.FAIL and str(trial.user_attrs.get("reason", "")).startswith("diverged"):
             # Optuna's samplers overlook failed trials; a configuration that diverges is to be learnt from as the worst.
             state, values = TrialState.PRUNED, None
-            storage.set_trial_intermediate_value(trial_id, 0, self._worst)
+            copy.intermediate_values = {**trial.intermediate_values, 0: self._worst}
         storage.set_trial_state_values(trial_id, state, values)
         self._memory.end(storage.get_trial(trial_id))
 

@@ -36,7 +36,7 @@ class Memory:
         running: The trials that have not ended, by number.
     """
 
-    def __init__(self, names: Iterable[str], sign: int) -> None:
+    def __init__(self, names: Iterable[str], sign: float) -> None:
         self.kinds: dict[frozenset[str], tuple[int, dict[str, BaseDistribution]]] = {}
         self.running: dict[int, FrozenTrial] = {}
         self._sign = sign
