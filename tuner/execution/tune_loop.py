@@ -16,18 +16,25 @@ from tuner.storage.mirror import Mirror
 def run_tune(controller: StudyController, settings: SlotSettings, slot_count: SlotCount, mirror: Mirror) -> None:
     """Run trials in slots until the controller has no more; raises nothing that a trial raises."""
     from ray import tune
+    from ray.tune.progress_reporter import TrialProgressCallback
 
     from tuner.execution.schedulers import StudyScheduler
     from tuner.execution.searcher import StudySearcher
 
-    class Clock(tune.Callback):
-        """Tune's loop turns at least ten times a second."""
+    class Clock(TrialProgressCallback):
+        """Tune's loop turns at least ten times a second. It stands for Tune's display, which keeps every trial."""
 
         def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
             slot_count.update()
             if mirror.taken is not None:
                 controller.abort(mirror.taken)
             controller.tick()
+
+        def log_result(self, trial: Any, result: dict[str, Any], error: bool = False) -> None:
+            return
+
+        def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            return
 
     # What befalls a slot or Tune's scratch is told by the study itself, in a line.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
