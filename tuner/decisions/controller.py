@@ -85,6 +85,7 @@ class StudyController:
         self._left: deque[int] = deque()
         self._running: dict[str, _Running] = {}
         self._default = study.default_trial
+        self._num_trials = len(study.frozen_trials())
         self._is_space_exhausted = False
         self._losses: Counter[int] = Counter()
         self._judged: dict[int, int] = {}
@@ -136,7 +137,7 @@ class StudyController:
         """Whether a slot whose trial has ended will be given another one, as far as that is known."""
         if self.ended_by is not None or self._is_space_exhausted or len(self._running) >= self._num_slots:
             return False
-        return bool(self._left) or len(self.study.frozen_trials()) < self.spec.search.num_trials
+        return bool(self._left) or self._num_trials < self.spec.search.num_trials
 
     def hear(self, tune_id: str, heard: Heard) -> bool:
         """Take in what a slot heard; returns whether its trial goes on."""
@@ -226,15 +227,15 @@ class StudyController:
     def _next_number(self) -> int | None:
         if self._left:
             return self._left.popleft()
-        trials = self.study.frozen_trials()
-        if len(trials) >= self.spec.search.num_trials or self._is_space_exhausted:
+        if self._num_trials >= self.spec.search.num_trials or self._is_space_exhausted:
             return None
-        self._proposer.learn(trials)
-        proposal = self._proposer.propose(len(trials))
+        self._proposer.learn(self.study.frozen_trials())
+        proposal = self._proposer.propose(self._num_trials)
         if proposal is None:
-            self._warn_exhausted(len(trials))
+            self._warn_exhausted(self._num_trials)
             return None
         number = self.study.add_trial(proposal)
+        self._num_trials += 1
         if proposal.is_default:
             self._default = number
         return number

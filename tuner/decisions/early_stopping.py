@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import random
 from abc import ABC, abstractmethod
-from bisect import insort
+from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 
 from tuner.planning.plan import rungs
@@ -140,33 +141,46 @@ class MedianStopping(StoppingRule):
     def __init__(self, grace_period: int, min_samples: int) -> None:
         self._grace_period = grace_period
         self._min_samples = min_samples
-        self._values: dict[int, dict[int, float]] = {}
+        self._curves: dict[int, _Curve] = {}
 
     def keeps(self, number: int, step: int, value: float) -> bool:
-        self._values.setdefault(number, {})[step] = value if math.isfinite(value) else math.inf
+        curve = self._curves.setdefault(number, _Curve())
+        curve.add(step, value if math.isfinite(value) else math.inf)
         if step < self._grace_period:
             return True
-        others = [
-            self._running_mean(other, step)
-            for other in self._values
-            if other != number and self._has_until(other, step)
-        ]
+        found = (other.mean_until(step) for each, other in self._curves.items() if each != number)
+        others = [mean for mean in found if mean is not None]
         if len(others) < self._min_samples:
             return math.isfinite(value)
-        return min(self._values[number].values()) <= median(others)
+        return curve.best <= median(others)
 
     def diverged(self, number: int) -> None:
-        values = self._values.setdefault(number, {})
-        values[max(values, default=0) + 1] = math.inf
+        curve = self._curves.setdefault(number, _Curve())
+        curve.add(max(curve.steps, default=0) + 1, math.inf)
 
-    def _has_until(self, number: int, step: int) -> bool:
-        # A trial that diverged stays the worst from there on.
-        values = self._values[number]
-        return max(values) >= step or math.inf in values.values()
 
-    def _running_mean(self, number: int, step: int) -> float:
-        until = [value for at, value in self._values[number].items() if at <= step]
-        return sum(until) / len(until)
+@dataclass
+class _Curve:
+    """A trial's steps in order and the means of its values until each; any other trial's report asks for one."""
+
+    steps: list[int] = field(default_factory=list)
+    means: list[float] = field(default_factory=list)
+    best: float = math.inf
+    has_diverged: bool = False
+    _total: float = 0.0
+
+    def add(self, step: int, value: float) -> None:
+        self.best = min(self.best, value)
+        self.has_diverged |= value == math.inf
+        self._total += value
+        self.steps.append(step)
+        self.means.append(self._total / len(self.steps))
+
+    def mean_until(self, step: int) -> float | None:
+        """None where it did not come so far; one that diverged stays the worst from there on."""
+        count = bisect_right(self.steps, step)
+        is_known = count > 0 and (self.steps[-1] >= step or self.has_diverged)
+        return self.means[count - 1] if is_known else None
 
 
 def make_rule(spec: StudySpec) -> StoppingRule:

@@ -70,7 +70,7 @@ class Proposer:
         self._num_configurations = self._space.num_configurations()
         self._trials: Sequence[FrozenTrial] = ()
         self._known: set[str] = set()
-        self._memory = Memory()
+        self._memory = Memory(self._space.parameters, spec.objective.sign)
         self._copy = _Copy(spec, study_attrs or {}, self._memory)
         self._fixed = _fixed_points(spec)
         self._grid = self._space.grid() if spec.search.sampler == "grid" else None
@@ -194,22 +194,24 @@ class _Copy:
         self._asked = None
         self._ids.append(trial_id)
         self._open.add(number)
+        self._memory.start(self._study._storage.get_trial(trial_id))
         if trial.state.is_finished():
             self._finish(number, trial)
 
     def _finish(self, number: int, trial: FrozenTrial) -> None:
         self._open.discard(number)
         storage, trial_id = self._study._storage, self._ids[number]
-        for step, value in trial.intermediate_values.items():
-            storage.set_trial_intermediate_value(trial_id, step, value)
+        copy = storage.get_trial(trial_id)
+        # Shared with the record, as it is not a copy that changes either any more.
+        copy.params, copy.distributions, copy.system_attrs = trial.params, trial.distributions, trial.system_attrs
+        copy.intermediate_values = trial.intermediate_values
         state, values = trial.state, trial.values
         if state is TrialState.FAIL and str(trial.user_attrs.get("reason", "")).startswith("diverged"):
             # Optuna's samplers overlook failed trials; a configuration that diverges is to be learnt from as the worst.
             state, values = TrialState.PRUNED, None
-            storage.set_trial_intermediate_value(trial_id, 0, self._worst)
+            copy.intermediate_values = {**trial.intermediate_values, 0: self._worst}
         storage.set_trial_state_values(trial_id, state, values)
-        if state is not TrialState.FAIL:
-            self._memory.add(number, trial.distributions)
+        self._memory.end(storage.get_trial(trial_id))
 
 
 def make_sampler(spec: StudySpec, number: int, attempt: int, memory: Memory) -> BaseSampler:

@@ -43,17 +43,19 @@ class Board:
         self.training_share: float | None = None
         self._clock, self._started_s, self._num_ended_here = clock, clock(), 0
         self._trains_since_s: float | None = None
-        self._ended = {record.number: record for record in study.trials() if record.state != "RUNNING"}
-        self.best: TrialRecord | None = self._leader(*self._ended.values())
+        ended = [record for record in study.trials() if record.state != "RUNNING"]
+        # Not their records: there may be thousands, each with its reports.
+        self._ended = {record.number: record.state for record in ended}
+        self.best: TrialRecord | None = self._leader(*ended)
         if study.is_running:
-            self._count_from(study.sessions()[-1:])
+            self._count_from(study.sessions()[-1:], ended)
 
-    def _count_from(self, sessions: Sequence[Mapping[str, Any]]) -> None:
+    def _count_from(self, sessions: Sequence[Mapping[str, Any]], ended: Sequence[TrialRecord]) -> None:
         """Count time and ended trials from the session's begin, which is long past for whoever looks in on it."""
         for session in sessions:
             age_s = time.time() - session["started"]
             self._started_s -= age_s
-            self._num_ended_here = sum(_ended_s(record) >= session["started"] for record in self._ended.values())
+            self._num_ended_here = sum(_ended_s(record) >= session["started"] for record in ended)
             self._trains_since_s = self._started_s if self._num_ended_here else None
 
     def _leader(self, *records: TrialRecord) -> TrialRecord | None:
@@ -84,15 +86,14 @@ class Board:
     def end(self, record: TrialRecord) -> None:
         """A trial is over."""
         self.running.pop(record.number, None)
-        self._ended[record.number] = record
+        self._ended[record.number] = record.state
         self._num_ended_here += 1
         self.best = self._leader(record, *([self.best] if self.best else []))
 
     @property
     def states(self) -> Counter[str]:
         """How many trials are in each state."""
-        ended = Counter(record.state for record in self._ended.values())
-        return ended + Counter(RUNNING=len(self.running))
+        return Counter(self._ended.values()) + Counter(RUNNING=len(self.running))
 
     @property
     def elapsed_s(self) -> float:

@@ -16,26 +16,25 @@ from tuner.storage.mirror import Mirror
 def run_tune(controller: StudyController, settings: SlotSettings, slot_count: SlotCount, mirror: Mirror) -> None:
     """Run trials in slots until the controller has no more; raises nothing that a trial raises."""
     from ray import tune
+    from ray.tune.progress_reporter import TrialProgressCallback
 
     from tuner.execution.schedulers import StudyScheduler
     from tuner.execution.searcher import StudySearcher
 
-    class Clock(tune.Callback):
-        """Tune's loop turns at least ten times a second."""
-
-        def __init__(self) -> None:
-            self._ended: list[Any] = []
+    class Clock(TrialProgressCallback):
+        """Tune's loop turns at least ten times a second. It stands for Tune's display, which keeps every trial."""
 
         def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
             slot_count.update()
             if mirror.taken is not None:
                 controller.abort(mirror.taken)
             controller.tick()
-            while self._ended:
-                _empty(self._ended.pop())
+
+        def log_result(self, trial: Any, result: dict[str, Any], error: bool = False) -> None:
+            return
 
         def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            self._ended.append(trial)
+            return
 
     # What befalls a slot or Tune's scratch is told by the study itself, in a line.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
@@ -60,11 +59,3 @@ def run_tune(controller: StudyController, settings: SlotSettings, slot_count: Sl
         trial_dirname_creator=lambda trial: trial.trial_id,
         trial_name_creator=lambda trial: trial.trial_id,
     )
-
-
-def _empty(trial: Any) -> None:
-    """Take out of one of Tune's trials what nobody asks for any more: Tune keeps them all, with 30 KB each."""
-    trial.config.clear()
-    trial.evaluated_params.clear()
-    trial.set_experiment_tag("")
-    trial.run_metadata = type(trial.run_metadata)()

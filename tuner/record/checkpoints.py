@@ -60,12 +60,14 @@ class Checkpoints:
         if state != "COMPLETE":
             self._forget(number)
             return
-        self._keeping.add(number)
-        reports = self._study.trial(number).reports
-        if self._study.spec.objective.scope == "best" and reports:
-            best = step_dir(self.directory(number), value_step(reports, self._study.spec.objective))
+        record = self._study.trial(number)
+        if self._study.spec.objective.scope == "best" and record.reports:
+            best = step_dir(self.directory(number), value_step(record.reports, self._study.spec.objective))
             if is_complete(best):
                 self._note(number, best)
+                record = self._study.trial(number)
+        if record.checkpoint is not None:
+            self._keeping.add(number)
 
     def keep_best(self) -> None:
         """Delete the checkpoints of complete trials beyond the best `checkpoint.keep_best_trials`."""

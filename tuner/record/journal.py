@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
-from optuna.storages.journal._file import BaseJournalFileLock
+from optuna.storages.journal import BaseJournalBackend
 
 from tuner.commands import command
 from tuner.errors import StudyAbortedError
@@ -42,47 +42,61 @@ def cut_torn_line(path: Path) -> None:
         os.truncate(path, path.stat().st_size - len(torn))
 
 
-class _WholeLines(JournalFileBackend):
-    """A write that fails, on a full disk say, leaves no half line for the next one to run into."""
+class _WholeLines(BaseJournalBackend):
+    """The file as Optuna writes it, by one writer: the study's lock admits no second one.
+
+    Optuna's own backend keeps the position of every line for the life of the process, and locks the file by a second
+    one, which a kill would leave behind. Here a write that fails, on a full disk say, leaves no half line for the next
+    one to run into.
+    """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(str(path), lock_obj=_HeldElsewhere())
+        path.touch()
         self._path = path
-        self.num_read = 0
+        self.num_read = self._num_bytes = 0
 
-    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:  # type: ignore[override]
-        for self.num_read, entry in enumerate(super().read_logs(log_number_from), start=log_number_from + 1):
-            yield entry
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        if log_number_from < self.num_read:
+            self.num_read = self._num_bytes = 0
+        with open(self._path, "rb") as file:
+            file.seek(self._num_bytes)
+            lines = iter(file)
+            for line in lines:
+                try:
+                    if not line.endswith(b"\n"):
+                        raise ValueError("a line without an end")
+                    entry = json.loads(line)
+                except ValueError:
+                    if next(lines, None) is not None:
+                        raise
+                    return  # its writer was killed, or is not done
+                self._num_bytes += len(line)
+                self.num_read += 1
+                if self.num_read > log_number_from:
+                    yield entry
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        text = "".join(f"{json.dumps(log, separators=(',', ':'))}\n" for log in logs)
         try:
             size = self._path.stat().st_size
-            # The newest is the last: a study of thousands of trials has tens of thousands.
-            if size < next(reversed(self._log_number_offset.values())):
+            if size < self._num_bytes:
                 raise OSError(errno.ESTALE, "it was cut short by somebody else")
-            self._append_or_take_back(logs, size)
+            self._append_or_take_back(text.encode(), size)
         except OSError as error:
             raise StudyAbortedError(
                 f"{self._path} cannot be written: {error.strerror or error}",
                 f"What it holds is safe. Mend the cause, then: {command('resume', self._path.parent)}",
             ) from error
 
-    def _append_or_take_back(self, logs: list[dict[str, Any]], size: int) -> None:
+    def _append_or_take_back(self, text: bytes, size: int) -> None:
         try:
-            super().append_logs(logs)
+            with open(self._path, "ab") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
         except OSError:
             os.truncate(self._path, size)
             raise
-
-
-class _HeldElsewhere(BaseJournalFileLock):
-    """The study's lock admits one writer already; a second lock file could only be left behind by a kill."""
-
-    def acquire(self) -> bool:
-        return True
-
-    def release(self) -> None:
-        return None
 
 
 def _damaged_line(path: Path) -> int | None:

@@ -266,8 +266,8 @@ class Study:
         seen, record = self._ended.get(trial.number, (None, None))
         if record is None or seen is not trial:
             record = TrialRecord.from_optuna(trial, self.spec.objective)
-        if trial.state.is_finished():
-            # Nothing but what is added below can change any more.
+        if trial.state.is_finished() and self._lock is None:
+            # Nothing but what is added below can change any more; who writes a study hardly asks for one again.
             self._ended[trial.number] = (trial, record)
         checkpoint = None if record.checkpoint is None else self.dir.absolute() / record.checkpoint
         return replace(
@@ -306,6 +306,8 @@ class Study:
         trial.datetime_start = dt.datetime.now()
         study_id = self.optuna_study._study_id
         trial_id = self._storage.create_new_trial(study_id, template_trial=trial)
+        # All trials share them; what a journal has read back from its file are copies for this one alone.
+        self._storage.get_trial(trial_id).distributions = proposal.distributions
         for key, value in proposal.study_attrs.items():
             self._storage.set_study_system_attr(study_id, key, value)
         return self._storage.get_trial_number_from_id(trial_id)

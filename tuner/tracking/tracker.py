@@ -127,6 +127,7 @@ class MlflowTracker:
             checkpoint=None if checkpoint is None else str(checkpoint),
             step=self._steps.pop(number, 0),
         )
+        self._environments.pop(number, None)
         self._sender.training_has_begun()
 
     def end_study(self, summary: Mapping[str, Any], artifacts: Iterable[Path] = ()) -> None:
@@ -183,9 +184,10 @@ class MlflowTracker:
     # -- on the background thread -------------------------------------------------------------------------------
 
     def _run_exists(self, number: int, run_id: str, experiment_id: str) -> None:
-        names = ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID")
-        self._environments[number] = dict(zip(names, (self._target.uri, run_id, experiment_id), strict=True))
-        self._sender.notify()
+        if number in self._steps:
+            names = ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID")
+            self._environments[number] = dict(zip(names, (self._target.uri, run_id, experiment_id), strict=True))
+            self._sender.notify()
         self._on_run_id(number, run_id)
 
 
