@@ -35,6 +35,8 @@ from tests.small_disk import small_disk
 from tuner.errors import TrackingError
 from tuner.record.record import TrialRecord
 from tuner.study_file.spec import StudySpec, load_spec
+from tuner.tracking.database import make_database
+from tuner.tracking.preload import has_plugins
 from tuner.tracking.process import NICENESS, LocalStore, StoreProcess
 from tuner.tracking.tracker import PENDING, MlflowTracker
 
@@ -42,10 +44,11 @@ pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture(autouse=True)
-def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def _settings(_empty_store: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("MLFLOW_"):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("TUNE_CACHE_DIR", str(Session.cache))
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     monkeypatch.setattr(tuner.tracking.sender, "FLUSH_S", 0.02)
@@ -90,13 +93,17 @@ def make_spec(
 def _empty_store(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A store with tables and no runs, copied by most tests: making the tables takes a second."""
     Session.empty_store = tmp_path_factory.mktemp("empty") / "mlflow.db"
-    MlflowClient(tracking_uri=f"sqlite:///{Session.empty_store}")
+    Session.cache = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("TUNE_CACHE_DIR", str(Session.cache))
+        make_database(Session.empty_store)
 
 
 class Session:
     """A tracker with what it called back."""
 
     empty_store: Path
+    cache: Path
 
     def __init__(self, root: Path, spec: StudySpec | None = None, *, is_store_new: bool = False) -> None:
         self.spec = spec or make_spec()
@@ -642,14 +649,18 @@ def test_studies_that_start_at_once_share_a_new_store_and_a_new_experiment(tmp_p
     assert len(session.runs()) == 16
 
 
-def test_a_kill_while_the_store_is_made_leaves_none_that_is_half_made(tmp_path: Path) -> None:
+def test_a_kill_while_the_store_is_made_leaves_none_that_is_half_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNE_CACHE_DIR", str(tmp_path / "cache"))
     command = (
-        "from pathlib import Path; from tuner.tracking.client import make_database as make; make(Path('mlflow.db'))"
+        "from pathlib import Path; from tuner.tracking.database import make_database as make; make(Path('mlflow.db'))"
     )
     process = subprocess.Popen([sys.executable, "-c", command], cwd=tmp_path, stderr=subprocess.DEVNULL)
-    wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("mlflow.db*")))
+    wait_for(lambda: any(path.stat().st_size for path in tmp_path.rglob("*.db.new")))
     process.kill()
     process.wait()
+    assert not (tmp_path / "mlflow.db").exists()
     session = Session(tmp_path, is_store_new=True)
     session.tracker.check()
     session.tracker.start_study({})
@@ -657,7 +668,44 @@ def test_a_kill_while_the_store_is_made_leaves_none_that_is_half_made(tmp_path: 
     assert session.tracker.close(20)
     assert session.warnings == []
     assert len(session.runs()) == 2
-    assert not (tmp_path / "mlflow.db.new").exists()
+    assert not list(tmp_path.rglob("*.db.new"))
+
+
+def test_the_tables_are_made_once_on_a_machine(tmp_path: Path) -> None:
+    (template,) = (Session.cache / "mlflow").glob("*.db")
+    made_at = template.stat().st_mtime_ns
+    begin_ms = time.time() * 1000
+    session = Session(tmp_path, is_store_new=True)
+    make_database(tmp_path / "mlflow.db")
+    assert template.stat().st_mtime_ns == made_at
+    (default,) = session.client.search_experiments()
+    assert default.artifact_location == f"{tmp_path}/mlartifacts/0"
+    assert default.creation_time >= int(begin_ms)
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a database" * 100])
+def test_a_damaged_copy_of_the_tables_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes
+) -> None:
+    (sound,) = (Session.cache / "mlflow").glob("*.db")
+    template = tmp_path / "cache" / "mlflow" / sound.name
+    template.parent.mkdir(parents=True)
+    template.write_bytes(damage)
+    monkeypatch.setenv("TUNE_CACHE_DIR", str(tmp_path / "cache"))
+    make_database(tmp_path / "mlflow.db")
+    assert template.stat().st_size == sound.stat().st_size
+    Session(tmp_path, is_store_new=True).tracker.check()
+
+
+def test_a_machine_without_room_for_the_copy_makes_the_tables_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("TUNE_CACHE_DIR", str(tmp_path / "cache"))
+    session = Session(tmp_path, is_store_new=True)
+    make_database(tmp_path / "mlflow.db")
+    session.tracker.check()
+    assert [found.artifact_location for found in session.client.search_experiments()] == [f"{tmp_path}/mlartifacts/0"]
 
 
 # -- the process that writes -----------------------------------------------------------------------------------------
@@ -679,6 +727,36 @@ def test_the_process_that_writes_may_be_killed_and_nothing_is_missing(
     assert [session.steps(number, "train_loss") for number in (0, 1)] == [list(range(1, 7))] * 2
     assert {session.trial(number).info.run_id for number in (0, 1)} == set(session.run_ids.values())
     assert writers() == []
+
+
+def test_mlflow_is_imported_without_what_writing_runs_has_no_use_for() -> None:
+    code = (
+        "import sys; from tuner.tracking.preload import preload; preload(has_database=True)\n"
+        "assert 'mlflow.store.tracking.sqlalchemy_store' in sys.modules\n"
+        "assert not {'pandas', 'numpy'} & set(sys.modules); import numpy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=40)
+
+
+def test_an_mlflow_that_needs_them_is_imported_with_them(tmp_path: Path) -> None:
+    (tmp_path / "mlflow").mkdir()
+    (tmp_path / "mlflow" / "__init__.py").write_text("import mlflow.part\nimport numpy\n")
+    (tmp_path / "mlflow" / "part.py").touch()
+    code = (
+        "import sys; from tuner.tracking.preload import preload; preload(has_database=False)\n"
+        "assert 'mlflow.part' not in sys.modules; import mlflow; assert mlflow.numpy\n"
+    )
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=20, env={**os.environ, "PYTHONPATH": paths})
+
+
+def test_a_plugin_of_mlflow_may_need_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not has_plugins()
+    (tmp_path / "plugin-1.dist-info").mkdir()
+    (tmp_path / "plugin-1.dist-info" / "METADATA").write_text("Name: plugin\nVersion: 1\n")
+    (tmp_path / "plugin-1.dist-info" / "entry_points.txt").write_text("[mlflow.request_header_provider]\nx = x:X\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert has_plugins()
 
 
 def test_the_process_that_writes_gives_way_to_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,10 @@
 """P9: what tracking costs. The same study with and without MLflow, wall from the first step to the last, in turn.
 
-    python -m tests.benchmarks.tracking [--pairs 5]
+    python -m tests.benchmarks.tracking [--pairs 5] [--long-rungs]
 
 No trial is stopped early, so that both do the same steps; both slots are busy, so that what tracking computes is
-taken from training.
+taken from training. Long rungs are ten times the steps, and ten times the points of each trial: studies last hours, and
+what MLflow costs once does not grow with them.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from tests.benchmarks.common import Workload, in_turn, machine, medians, print_r
 from tests.benchmarks.processes import measure
 from tests.benchmarks.study import TOLERANCE, calibrated_batch_size
 
-TIMEOUT_S = 600.0
+START_TIMEOUT_S, STEP_TIMEOUT_S = 120.0, 1.0
 
 
 def run(name: str, workload: Workload, log: Path) -> tuple[dict[str, Any], dict[int, float], list[str]]:
     """One study: (figures, losses of the default trial, faults)."""
-    cost = measure("tests.benchmarks.ours", workload.to_json(), timeout_s=TIMEOUT_S, log=log)
+    timeout_s = START_TIMEOUT_S + STEP_TIMEOUT_S * workload.num_trials * workload.max_steps
+    cost = measure("tests.benchmarks.ours", workload.to_json(), timeout_s=timeout_s, log=log)
     events = timeline.read(workload.timeline)
     figures = timeline.summary(events, workload.slots)
     faults = cost.faults(name)
@@ -40,6 +42,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--trials", type=int, default=8)
     parser.add_argument("--batch-size", type=int, help="examples a step; absent: calibrated")
+    parser.add_argument("--long-rungs", action="store_true", help="ten times the steps")
     options, host = parser.parse_args(), machine()
     runs: dict[str, list[dict[str, Any]]] = {"with": [], "without": []}
     losses: dict[str, dict[int, float]] = {}
@@ -50,8 +53,10 @@ def main() -> None:
         def measured(name: str) -> None:
             folder = Path(temporary, f"{name}-{len(runs[name])}")
             folder.mkdir()
-            tracked = name == "with"
-            workload = Workload(str(folder), batch_size, options.trials, slots=2, stops_early=False, mlflow=tracked)
+            tracked, unit = name == "with", 30 if options.long_rungs else 3
+            workload = Workload(
+                str(folder), batch_size, options.trials, slots=2, unit=unit, stops_early=False, mlflow=tracked
+            )
             figures, losses[name], found = run(name, workload, folder / "stderr.log")
             runs[name].append(figures)
             faults.extend(found)
@@ -64,7 +69,7 @@ def main() -> None:
     middle = {name: medians(of_name) for name, of_name in runs.items()}
     ratios = {key: ratio(middle["with"], middle["without"], key) for key in ("wall_s", "cpu_s", "whole_process_s")}
     walls = {name: [round(figures.get("wall_s", math.nan), 2) for figures in of_name] for name, of_name in runs.items()}
-    settings = {"pairs": options.pairs, "trials": options.trials, "batch_size": batch_size}
+    settings = {name: getattr(options, name) for name in ("pairs", "trials", "long_rungs")} | {"batch_size": batch_size}
     print_result("tracking", faults, machine=host, settings=settings, **middle, ratios=ratios, walls_s=walls)
 
 

@@ -31,7 +31,7 @@ def as_root(root: str | Path) -> Path:
         return Path(root)
     url = f"{found[1].lower()}://{'/' if found[1].lower() == 'file' else ''}{found[2].rstrip('/')}"
     _refuse_secrets(url)
-    folder = _cache() / _folder_name(url)
+    folder = cache_folder() / _folder_name(url)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / MARK).exists():
@@ -63,7 +63,8 @@ def without_secrets(text: str) -> str:
     return re.sub(r"//[^/@\s]*:[^/@\s]*@", "//***@", text)
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """What this machine keeps for all studies of a user; it need not exist."""
     if os.environ.get(CACHE_VARIABLE):
         return Path(os.environ[CACHE_VARIABLE]).absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "tune")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-import sqlite3
 from collections.abc import Mapping
-from contextlib import closing, nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import filelock
 
-from tuner.tracking.target import ARTIFACTS_NAME, Target, sqlite_uri
+from tuner.tracking.database import LOCK_TIMEOUT_S, make_database, relocate_artifacts
+from tuner.tracking.target import Target
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -29,8 +28,13 @@ ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 REFUSALS = {"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"}
-LOCK_TIMEOUT_S = 120
 SEARCH_PAGE = 5000
+
+
+def set_environment() -> None:
+    """Settle what MLflow reads when it is imported, but for what the user has settled."""
+    for key, value in ENVIRONMENT.items():
+        os.environ.setdefault(key, value)
 
 
 def open_client(target: Target) -> MlflowClient:
@@ -39,8 +43,7 @@ def open_client(target: Target) -> MlflowClient:
     Raises:
         OSError: or MLflow's own exceptions, when the store cannot be reached now.
     """
-    for key, value in ENVIRONMENT.items():
-        os.environ.setdefault(key, value)
+    set_environment()
     from mlflow import MlflowClient
 
     # Its errors come back as exceptions and are told once; its log would repeat each with a traceback.
@@ -56,23 +59,6 @@ def open_client(target: Target) -> MlflowClient:
         if target.database is not None:
             relocate_artifacts(target.database)
     return client
-
-
-def make_database(path: Path) -> None:
-    """Make a SQLite file with MLflow's tables where there is none, as a whole.
-
-    MLflow takes a second for the tables, and a file that a kill or a full disk has left with some of them is refused
-    ever after.
-    """
-    if path.exists() and path.stat().st_size:
-        return
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-    draft = path.with_name(f"{path.name}.new")
-    draft.unlink(missing_ok=True)
-    store: Any = SqlAlchemyStore(sqlite_uri(draft), str(path.parent / ARTIFACTS_NAME))  # type: ignore[no-untyped-call]
-    store.engine.dispose()
-    draft.replace(path)
 
 
 def experiment_id(client: MlflowClient, target: Target) -> str:
@@ -129,21 +115,3 @@ def is_refusal(error: Exception) -> bool:
     if isinstance(error, MlflowException):
         return error.error_code in REFUSALS
     return not isinstance(error, OSError)
-
-
-def relocate_artifacts(database: Path) -> None:
-    """Make the artifact folders beside `database` known under their present path.
-
-    MLflow stores absolute paths, so a studies folder that was moved would go on writing to its old place.
-    """
-    here = f"{database.parent / ARTIFACTS_NAME}/"
-    marker = f"/{ARTIFACTS_NAME}/"
-    query = "SELECT DISTINCT artifact_location FROM experiments WHERE artifact_location LIKE ?"
-    with closing(sqlite3.connect(database, timeout=20)) as connection, connection:
-        for (location,) in connection.execute(query, (f"/%{marker}%",)).fetchall():
-            old = location[: location.index(marker) + len(marker)]
-            if old == here or Path(old).exists():
-                continue
-            for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
-                moved = f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?"
-                connection.execute(moved, (here, len(old) + 1, len(old), old))

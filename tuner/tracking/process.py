@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.processes import python_path, set_niceness
+from tuner.tracking.client import set_environment
 from tuner.tracking.pending import Event
+from tuner.tracking.preload import preload
 from tuner.tracking.target import Target
 
 if TYPE_CHECKING:
@@ -159,6 +161,8 @@ def main() -> None:
     requests, answer = sys.stdin, _answers()
     setting = json.loads(requests.readline())
     with _only_writer(setting["study_dir"]):
+        set_environment()
+        preload(has_database=setting["target"]["database"] is not None)
         store = _store(setting, answer)
         for line in requests:
             try:

@@ -118,16 +118,15 @@ class StudyRuns:
         # A kill can fall between the record of a trial's end and its event.
         run = self._trials.get(event["number"])
         if run is None or run.status == "RUNNING" or run.is_interrupted:
-            run = self._trial_run(event)
+            run = self._trial_run(event, {})
             self._reported(event)
             self._trial_ended(event)
             # The record may have been killed before it heard of it.
             self._on_run(event["number"], run.run_id, self._experiment_id)
 
     def _trial_started(self, event: Event) -> None:
-        run = self._trial_run(event)
+        run = self._trial_run(event, values.tags(event["tags"]))
         self._reopen(run)
-        run.batch.tags.update(values.tags(event["tags"]))
         self._on_run(event["number"], run.run_id, self._experiment_id)
 
     def _reported(self, event: Event) -> None:
@@ -193,17 +192,20 @@ class StudyRuns:
             self._parent = self._create(self._spec.study, self._study_tags("study") | self._outer_run, time_ms)
         return self._parent
 
-    def _trial_run(self, event: Event) -> TrackedRun:
+    def _trial_run(self, event: Event, tags: Mapping[str, str]) -> TrackedRun:
         """The trial's run, made if needed; its parameters and whole configuration are written once."""
         number, time_ms = event["number"], event["time"]
         run = self._trials.get(number)
         if run is None:
             parent = {"mlflow.parentRunId": self._parent_run(time_ms).run_id, "tune.trial": str(number)}
-            run = self._create(f"{self._spec.study}-{number}", self._study_tags("trial") | parent, time_ms)
-            self._trials[number] = run
-        missing = {key: text for key, text in values.params(event["params"]).items() if key not in run.params}
+            own = {**self._study_tags("trial"), **tags, **parent}
+            run = self._trials[number] = self._create(f"{self._spec.study}-{number}", own, time_ms)
+        else:
+            run.batch.tags.update(tags)
+        known = run.params | run.batch.params.keys()
+        missing = {key: text for key, text in values.params(event["params"]).items() if key not in known}
         run.batch.params.update(missing)
-        if missing or not run.params:
+        if missing or not known:
             self._artifact(run, values.CONFIG, partial(values.whole_config, self._spec, event["params"]))
         return run
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import http.client
 import importlib.metadata
 import importlib.util
@@ -184,7 +185,7 @@ def _check_tables(connection: sqlite3.Connection, target: Target, path: Path) ->
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if "alembic_version" in tables:
         current = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-        if current is not None and current[0] != _newest_schema():
+        if current is not None and current[0] != newest_schema():
             raise TrackingError(
                 f"mlflow: {path} was written by another version of MLflow (schema {current[0]})",
                 f"Back it up, then: mlflow db upgrade {sqlite_uri(path)}",
@@ -196,7 +197,9 @@ def _check_tables(connection: sqlite3.Connection, target: Target, path: Path) ->
         _check_experiment(target, None if found is None else {"experiment_id": found[0], "lifecycle_stage": found[1]})
 
 
-def _newest_schema() -> str | None:
+@functools.cache
+def newest_schema() -> str | None:
+    """The schema that the installed MLflow reads and writes; None when that cannot be told."""
     # Alembic's head is the revision that no other one names as its predecessor; reading them costs 10 ms.
     package = importlib.util.find_spec("mlflow")
     assert package is not None
