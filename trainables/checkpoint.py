@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,10 @@ from trainables.checkpoint_dir import PARTIAL_SUFFIX, is_complete, keep_last, re
 from trainables.checkpoint_files import CheckpointReader, CheckpointWriter
 from trainables.errors import CheckpointError, DamagedCheckpointError
 from trainables.parallel import Worker
+from trainables.publishing import Publisher, on_every_rank, publish, seal, settle
 from trainables.train_state import TrainState, contents, restore, to_be_read, trained
+
+T = TypeVar("T")
 
 # The note of a checkpoint between two reports.
 UNREPORTED = "unreported"
@@ -38,7 +41,7 @@ NOISE = ".*(torch.distributed is disabled|TypedStorage is deprecated).*"
 
 @dataclass(frozen=True)
 class Draft:
-    """A checkpoint on its way to disk; the same on every rank.
+    """A checkpoint on its way to disk; the same on every rank, but for where a path leads with a publisher.
 
     Attributes:
         path: The final folder.
@@ -47,6 +50,8 @@ class Draft:
         notes: Kept in the manifest for whoever resumes.
         keep: How many complete checkpoints may be beside it and itself in the end; None: all.
         protected: Checkpoints that stay in any case.
+        publisher: Makes it complete where ranks share no file system; each writes on its own disk. None: they share
+            the folder.
         is_abandoned: Set when nobody wants it any more; it is given up at the next tensor then.
     """
 
@@ -56,12 +61,13 @@ class Draft:
     notes: Mapping[str, Any]
     keep: int | None = None
     protected: Collection[Path] = ()
+    publisher: Publisher | None = None
     is_abandoned: threading.Event = field(default_factory=threading.Event)
 
-    @property
-    def partial(self) -> Path:
-        """Where it is written before it is whole."""
-        return self.path.with_name(self.path.name + PARTIAL_SUFFIX)
+    def partial(self, rank: int) -> Path:
+        """Where a rank writes it before it is whole."""
+        own = "" if self.publisher is None else f".{rank}"
+        return self.path.with_name(f"{self.path.name}{own}{PARTIAL_SUFFIX}")
 
     def check_wanted(self) -> None:
         """Raises when it is abandoned."""
@@ -110,20 +116,46 @@ def write(
     Raises:
         CheckpointError: A rank could not write; nothing is at the path then but what was there before.
     """
+    partial = draft.partial(worker.rank)
     try:
-        _on_rank_zero(lambda: _make_empty(draft.partial), worker, group)
+        _begin(draft, partial, worker, group)
         state_dict_saver.save(
             {},
-            storage_writer=CheckpointWriter(draft.partial),
+            storage_writer=CheckpointWriter(partial),
             planner=_Planner(draft, make_contents),
             process_group=group,
             no_dist=worker.world_size == 1,
         )
-        _on_rank_zero(lambda: _commit(draft), worker, group)
+        _end(draft, partial, worker, group)
     except (Exception, CheckpointException) as error:  # torch derives the latter from BaseException
-        if worker.rank == 0:
-            shutil.rmtree(draft.partial, ignore_errors=True)
+        if worker.rank == 0 or draft.publisher is not None:
+            shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(f"{draft.path}: cannot be written: {_cause(error)}") from error
+
+
+def _begin(draft: Draft, partial: Path, worker: Worker, group: dist.ProcessGroup | None) -> None:
+    on_their_ranks = _on_rank_zero if draft.publisher is None else on_every_rank
+    on_their_ranks(lambda: _make_empty(partial), worker, group)
+
+
+def _end(draft: Draft, partial: Path, worker: Worker, group: dist.ProcessGroup | None) -> None:
+    publisher, name = draft.publisher, draft.path.name
+    if publisher is None:
+        _on_rank_zero(lambda: _commit(draft, partial), worker, group)
+        return
+    parts = on_every_rank(lambda: publish(publisher, partial, name, draft.check_wanted), worker, group)
+    files = {key: {file: value for part in parts for file, value in part[key].items()} for key in ("files", "crc32")}
+    manifest = {"step": draft.step, "metrics": draft.metrics, **files, "notes": draft.notes}
+
+    def complete() -> Collection[str]:
+        draft.check_wanted()
+        seal(publisher, partial, name, manifest)
+        return publisher.keep(name, draft.keep, {path.name for path in draft.protected})
+
+    kept = _on_rank_zero(complete, worker, group)
+    # It is complete: a rank whose own disk fails now can fetch it.
+    with contextlib.suppress(OSError):
+        settle(partial, draft.path, manifest, kept)
 
 
 class _Planner(DefaultSavePlanner):
@@ -142,8 +174,8 @@ class _Planner(DefaultSavePlanner):
         return super().resolve_data(write_item)
 
 
-def _commit(draft: Draft) -> None:
-    path, partial = draft.path, draft.partial
+def _commit(draft: Draft, partial: Path) -> None:
+    path = draft.path
     # Each rank has waited for its own files to reach the disk.
     write_manifest(partial, draft.step, draft.metrics, draft.notes, are_files_synced=True)
     draft.check_wanted()
@@ -205,19 +237,21 @@ def _read(state: TrainState, path: Path, worker: Worker) -> None:
     state.unreported = tuple((manifest.get("notes") or {}).get(UNREPORTED, ()))
 
 
-def _on_rank_zero(action: Callable[[], None], worker: Worker, group: dist.ProcessGroup | None) -> None:
-    # The others wait, and learn of a failure.
-    failure: list[str | None] = [None]
+def _on_rank_zero(action: Callable[[], T], worker: Worker, group: dist.ProcessGroup | None) -> T:
+    """What it returns, on every rank; the others wait, and learn of a failure."""
+    outcome: list[Any] = [None, None]
     if worker.rank == 0:
         try:
-            action()
+            outcome[0] = action()
         except Exception as error:
-            failure = [str(error) or type(error).__name__]
+            outcome[1] = str(error) or type(error).__name__
     if worker.world_size > 1:
         device = worker.device if group is None else torch.device("cpu")
-        dist.broadcast_object_list(failure, src=0, group=group, device=device)
-    if failure[0] is not None:
-        raise CheckpointError(failure[0])
+        dist.broadcast_object_list(outcome, src=0, group=group, device=device)
+    if outcome[1] is not None:
+        raise CheckpointError(outcome[1])
+    returned: T = outcome[0]
+    return returned
 
 
 def _make_empty(folder: Path) -> None:

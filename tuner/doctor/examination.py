@@ -81,11 +81,11 @@ def _on_the_cluster(
     from tuner.doctor.nodes import ask_nodes, measure_network
     from tuner.execution import autoscaler, cluster
 
-    target = _target(spec, root)
+    target, url = _target(spec, root), url_of(root) or ""
     with cluster.connected(address):
         capacity, may_grow = cluster.capacity(), cluster.can_autoscale() and autoscaler.is_there()
         hosts, silent = ask_nodes(
-            Asked(str(folder or root), secret, "" if target is None else target.uri, _models(spec))
+            Asked(str(folder or root), secret, "" if target is None else target.uri, _models(spec), url)
         )
         network = measure_network() if hosts else None
     yield doctor.check_nodes(hosts, silent)
@@ -98,7 +98,7 @@ def _on_the_cluster(
     if network is not None:
         yield doctor.check_network(network)
     if folder is not None:
-        unseen = [host.name for host in hosts if not (folder / host.name).exists()]
+        unseen = [host.name for host in hosts if not url and not (folder / host.name).exists()]
         yield from doctor.check_storage(hosts, unseen, str(root))
     needed = None if spec is None else _needed_bytes(spec, capacity)
     # Of the nodes' root only this host's view counts: it is one file system, or a fault already.

@@ -116,11 +116,19 @@ class Reported:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint is complete; `path` lies in the assignment's checkpoint folder."""
+    """A checkpoint is complete.
+
+    Attributes:
+        number: The trial.
+        step: Of the checkpoint.
+        path: Its folder; where the trial's checkpoints are kept at the URL, only its name counts.
+        kept: Names of all that are complete at the URL; empty where it is the driver that uploads them.
+    """
 
     number: int
     step: int
     path: str
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -158,6 +166,14 @@ class Preparing:
 
 
 @dataclass(frozen=True)
+class Logged:
+    """What rank 0 has printed, whole lines, where it does not see the study's folder."""
+
+    number: int
+    text: str
+
+
+@dataclass(frozen=True)
 class Heard:
     """What a slot passes on to the search at once.
 
@@ -169,6 +185,7 @@ class Heard:
         warnings: One line each.
         preparing: What it does before its first step.
         num_workers: How many train it; 0 while there are none.
+        logged: What its workers have printed, or those of the slot's trial before.
     """
 
     number: int
@@ -178,6 +195,7 @@ class Heard:
     warnings: tuple[str, ...] = ()
     preparing: str = ""
     num_workers: int = 0
+    logged: tuple[Logged, ...] = ()
 
 
 # -- slot to worker ---------------------------------------------------------------------------------------------
