@@ -578,3 +578,32 @@ def test_a_driver_whose_study_was_taken_over_ends_and_uploads_nothing_more(machi
     assert json.loads(bucket.read("study.lock"))["token"] == "other"
     there = bucket.listing()["optuna.journal"].size
     assert there <= (machine("first") / "tiny" / "optuna.journal").stat().st_size
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_study_is_listed_and_confirmed_from_one_machine_and_further_from_another(
+    machine: Machine, tmp_path: Path, tune: Tune
+) -> None:
+    url = f"s3://bucket/{tmp_path.name}/studies"
+    data = study_data(tmp_path, search={"num_trials": 2}, scheduler={"type": "none"})
+    (tmp_path / "tiny.yaml").write_text(json.dumps(data), encoding="utf-8")
+
+    def on(name: str, *words: str) -> Any:
+        done = tune(*words, "--root", url, "--format", "json", TUNE_CACHE_DIR=str(tmp_path / name), timeout_s=200)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    machine("first")
+    assert tune("run", "tiny.yaml", "--root", url, timeout_s=200).returncode == 0
+    first = on("second", "confirm", "tiny", "--top", "1", "--seeds", "1")
+    more = on("third", "confirm", "tiny", "--top", "1", "--seeds", "2")
+    num_arms = len(first["arms"])
+    assert [arm["values"] for arm in more["arms"]] != [arm["values"] for arm in first["arms"]]
+    there = Study.open(f"{url}/tiny", "confirm")
+    assert [trial.state for trial in there.trials()] == ["COMPLETE"] * 2 * num_arms
+    assert [trial.attempts for trial in there.trials()] == [1] * 2 * num_arms, "what was run before is kept"
+    [listed] = on("fourth", "list")
+    assert (listed["study"], listed["state"], listed["counts"]["COMPLETE"]) == ("tiny", "finished", 2)
+    assert on("fourth", "confirm", "tiny", "--top", "1", "--seeds", "2") == more

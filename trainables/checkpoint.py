@@ -15,9 +15,8 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
@@ -28,10 +27,8 @@ from trainables.checkpoint_dir import PARTIAL_SUFFIX, is_complete, keep_last, re
 from trainables.checkpoint_files import CheckpointReader, CheckpointWriter
 from trainables.errors import CheckpointError, DamagedCheckpointError
 from trainables.parallel import Worker
-from trainables.publishing import Publisher, on_every_rank, publish, seal, settle
+from trainables.publishing import Publisher, on_every_rank, on_rank_zero, publish
 from trainables.train_state import TrainState, contents, restore, to_be_read, trained
-
-T = TypeVar("T")
 
 # The note of a checkpoint between two reports.
 UNREPORTED = "unreported"
@@ -134,28 +131,25 @@ def write(
 
 
 def _begin(draft: Draft, partial: Path, worker: Worker, group: dist.ProcessGroup | None) -> None:
-    on_their_ranks = _on_rank_zero if draft.publisher is None else on_every_rank
+    on_their_ranks = on_rank_zero if draft.publisher is None else on_every_rank
     on_their_ranks(lambda: _make_empty(partial), worker, group)
 
 
 def _end(draft: Draft, partial: Path, worker: Worker, group: dist.ProcessGroup | None) -> None:
-    publisher, name = draft.publisher, draft.path.name
-    if publisher is None:
-        _on_rank_zero(lambda: _commit(draft, partial), worker, group)
+    if draft.publisher is None:
+        on_rank_zero(lambda: _commit(draft, partial), worker, group)
         return
-    parts = on_every_rank(lambda: publish(publisher, partial, name, draft.check_wanted), worker, group)
-    files = {key: {file: value for part in parts for file, value in part[key].items()} for key in ("files", "crc32")}
-    manifest = {"step": draft.step, "metrics": draft.metrics, **files, "notes": draft.notes}
-
-    def complete() -> Collection[str]:
-        draft.check_wanted()
-        seal(publisher, partial, name, manifest)
-        return publisher.keep(name, draft.keep, {path.name for path in draft.protected})
-
-    kept = _on_rank_zero(complete, worker, group)
-    # It is complete: a rank whose own disk fails now can fetch it.
-    with contextlib.suppress(OSError):
-        settle(partial, draft.path, manifest, kept)
+    publish(
+        draft.publisher,
+        partial,
+        draft.path,
+        {"step": draft.step, "metrics": draft.metrics, "notes": draft.notes},
+        worker,
+        group,
+        keep=draft.keep,
+        protected=draft.protected,
+        check_wanted=draft.check_wanted,
+    )
 
 
 class _Planner(DefaultSavePlanner):
@@ -235,23 +229,6 @@ def _read(state: TrainState, path: Path, worker: Worker) -> None:
     manifest = read_manifest(path) or {}
     state.metrics = manifest.get("metrics", {})
     state.unreported = tuple((manifest.get("notes") or {}).get(UNREPORTED, ()))
-
-
-def _on_rank_zero(action: Callable[[], T], worker: Worker, group: dist.ProcessGroup | None) -> T:
-    """What it returns, on every rank; the others wait, and learn of a failure."""
-    outcome: list[Any] = [None, None]
-    if worker.rank == 0:
-        try:
-            outcome[0] = action()
-        except Exception as error:
-            outcome[1] = str(error) or type(error).__name__
-    if worker.world_size > 1:
-        device = worker.device if group is None else torch.device("cpu")
-        dist.broadcast_object_list(outcome, src=0, group=group, device=device)
-    if outcome[1] is not None:
-        raise CheckpointError(outcome[1])
-    returned: T = outcome[0]
-    return returned
 
 
 def _make_empty(folder: Path) -> None:

@@ -305,9 +305,22 @@ def hello() -> Hello:
     return Hello(ray.get_runtime_context().current_actor, "" if group is None else group.id.hex())
 
 
-def connect(address: Address) -> Connection[Any, Any]:
-    """Rank 0's end."""
-    return _without_delay(Client((address.host, address.port), authkey=address.secret))
+class Wire:
+    """Rank 0's end; several threads may send."""
+
+    def __init__(self, connection: Connection[Any, Any]) -> None:
+        self._connection, self._sending = connection, threading.Lock()
+        self.recv, self.poll = connection.recv, connection.poll
+
+    def send(self, message: Any) -> None:
+        """Tell the slot."""
+        with self._sending:
+            self._connection.send(message)
+
+
+def connect(address: Address) -> Wire:
+    """Call a slot."""
+    return Wire(_without_delay(Client((address.host, address.port), authkey=address.secret)))
 
 
 def _without_delay(connection: Connection[Any, Any]) -> Connection[Any, Any]:

@@ -77,8 +77,8 @@ def run(
         lost = LostCluster(observer, root / spec.study)
         with handling_signals(_raise_interrupt), cluster.connected(address, env, lost.leave):
             plan = _plan(spec, observer)
-            check_shared(spec, root)
-            check_room(spec, root, plan.slots or 1)
+            if check_shared(spec, root):
+                check_room(spec, root, plan.slots or 1)
             study = Study.create(spec, source_text, root)
             return _search(study, plan, observer, lost.endings, mirror)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -23,35 +24,41 @@ from tuner.study_file.spec import StudySpec
 from tuner.study_file.variables import kept_in_cluster, values_of
 
 
-def check_shared(spec: StudySpec, root: Path) -> None:
+def check_shared(spec: StudySpec, root: Path) -> bool:
     """Have every node that can train for a study read a file in its root, or at the root's URL.
+
+    Returns:
+        Whether all of them see the root itself.
 
     Raises:
         ClusterError: One of them can do neither, or sees something else in its place.
     """
     nodes = staying_nodes() if cluster.can_autoscale() else []
     if len(nodes) < 2:
-        return
+        return True
     from tuner.doctor.nodes import storage_faults
 
     trains = training_nodes(spec, cluster.capacity_of(nodes))
     node_ids = {str(node["NodeID"]) for node, can_train in zip(nodes, trains, strict=True) if can_train}
     url = url_of(root) or ""
-    with meeting_place(root) as (folder, secret, fault), _secrets(spec, url) as key:
+    with meeting_place(root) as (folder, secret, fault), secrets_for_check(spec, url) as key:
         if folder is None:
             raise ClusterError(f"{root} cannot be written: {fault}", "Choose another: --root DIR")
         faults = storage_faults(node_ids, Asked(str(folder), secret, url=url, secrets_key=key))
+        # Each has left a file, and so has the driver.
+        is_seen = len(os.listdir(folder)) > len(node_ids)
     if faults:
         name, fault = next(iter(faults.items()))
         if url:
             message, _, remedy = fault.partition("\n")
             raise ClusterError(f"node {name}: {message}", remedy)
         raise ClusterError(f"{root} is not the same on every node, from {name}: {fault}", REMEDY)
+    return is_seen
 
 
-def _secrets(spec: StudySpec, url: str) -> AbstractContextManager[str]:
-    """Among them may be what opens the URL; a folder needs none."""
-    values = values_of(spec.secrets, "secrets") if url else {}
+def secrets_for_check(spec: StudySpec | None, url: str) -> AbstractContextManager[str]:
+    """The key under which nodes find a study's secrets: among them may be what opens the URL; a folder needs none."""
+    values = values_of(spec.secrets, "secrets") if spec is not None and url else {}
     return kept_in_cluster(f"tune:check:{uuid.uuid4().hex}", values)
 
 

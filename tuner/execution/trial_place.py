@@ -88,7 +88,7 @@ class NodeFolder(StudyFolder):
         super().__init__(
             replace(assignment, checkpoint_dir=str(checkpoints), log_dir=str(_made(study / "logs"))), worker, line
         )
-        self.publisher = self._there = TrialAtUrl(f"{home.url}/checkpoints/{number}")
+        self.publisher: TrialAtUrl = TrialAtUrl(f"{home.url}/checkpoints/{number}")
         self._log = _courier(self.assignment, worker, line, f"{home.url}/logs")
         self._in_use = FileLock(self._root / IN_USE)
         with FileLock(_made(study / "checkpoints") / ".begin"):
@@ -99,13 +99,13 @@ class NodeFolder(StudyFolder):
     @property
     def kept(self) -> tuple[str, ...]:  # type: ignore[override]
         """Names of those at the URL, as far as this rank knows: rank 0 does."""
-        return self._there.kept
+        return self.publisher.kept
 
     def resume_point(self) -> Path | None:
         """The same, of those at the URL; each node fetches what it lacks."""
         damaged: list[str] = []
-        whole = list(self._of_rank_zero(self._there.clean))
-        while whole and not all(self._on_all(lambda: self._there.fetch(whole[-1], self._root))):
+        whole = list(self._of_rank_zero(self.publisher.clean))
+        while whole and not all(self._on_all(lambda: self.publisher.fetch(whole[-1], self._root))):
             self.condemn(self._root / whole[-1])
             damaged.append(whole.pop())
         if damaged and self._worker.rank == 0:
@@ -116,7 +116,7 @@ class NodeFolder(StudyFolder):
 
     def condemn(self, checkpoint: Path) -> None:
         """Have nobody go on from it; called on every rank."""
-        self._of_rank_zero(lambda: self._there.condemn(checkpoint.name))
+        self._of_rank_zero(lambda: self.publisher.condemn(checkpoint.name))
 
     def ship_log(self) -> None:
         """As above."""

@@ -6,20 +6,16 @@ trial begins when rank 0 hears `Start` and ends when its loop is closed. Every r
 
 from __future__ import annotations
 
-import datetime as dt
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from trainables.checkpoint_dir import step_dir, step_of
 from trainables.config import TrainConfig
@@ -42,10 +38,10 @@ from tuner.execution.channel import (
     Start,
     Stop,
     Warned,
-    connect,
     hello,
 )
 from tuner.execution.home import Home
+from tuner.execution.line import Line, this_worker
 from tuner.execution.recent_reports import RecentReports, unrecorded
 from tuner.execution.trial_log import trial_log
 from tuner.execution.trial_place import StudyFolder, place_of
@@ -66,11 +62,6 @@ LOOPS: dict[str, Loop] = {
     "huggingface": _huggingface,
 }
 
-# A slot may wait long for its next trial; the other ranks wait in a broadcast meanwhile.
-IDLE = dt.timedelta(days=365)
-# Ranks that meet the same error meet it at about the same time.
-TOGETHER = dt.timedelta(seconds=5)
-
 
 @dataclass(frozen=True)
 class Service:
@@ -80,64 +71,6 @@ class Service:
     trainable: str
     cache_dir: str
     home: Home | None = None
-
-
-class Line:
-    """A worker's end of the channel: rank 0 talks to the slot and passes on what it hears."""
-
-    def __init__(self, address: Address, worker: Worker) -> None:
-        self._connection: Connection[Any, Any] | None = connect(address) if worker.rank == 0 else None
-        # The trial's log is sent from a thread of its own.
-        self._sending = threading.Lock()
-        # Commands are small Python objects: they travel by gloo also where tensors travel by NCCL.
-        self._group = dist.new_group(backend="gloo", timeout=IDLE) if worker.world_size > 1 else None
-
-    def send(self, message: Any) -> None:
-        """Tell the slot; only rank 0 does."""
-        if self._connection is not None:
-            with self._sending:
-                self._connection.send(message)
-
-    def receive(self) -> Any:
-        """Wait for the slot's next command."""
-        return self.share(self._connection.recv() if self._connection is not None else None)
-
-    def poll(self) -> Any | None:
-        """A command that has come unasked, else None."""
-        return self.share(self._unasked())
-
-    def look(self, next_step: int) -> tuple[Any | None, int]:
-        """The same, and the step at which rank 0 wants all ranks to look again."""
-        seen: tuple[Any | None, int] = self.share((self._unasked(), next_step))
-        return seen
-
-    def _unasked(self) -> Any | None:
-        is_there = self._connection is not None and self._connection.poll(0)
-        return self._connection.recv() if self._connection is not None and is_there else None
-
-    def is_every_rank_here(self) -> bool:
-        """Whether all ranks have come to this point within a few seconds."""
-        try:
-            dist.monitored_barrier(self._group, timeout=TOGETHER)
-        except RuntimeError:
-            return False
-        return True
-
-    def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank."""
-        values = [value]
-        if self._group is not None:
-            values = [None] * dist.get_world_size(self._group)
-            dist.all_gather_object(values, value, group=self._group)
-        return values
-
-    def share(self, command: Any) -> Any:
-        """Rank 0's value, on every rank."""
-        if self._group is None:
-            return command
-        box = [command]
-        dist.broadcast_object_list(box, src=0, group=self._group)
-        return box[0]
 
 
 def serve(service: dict[str, Any]) -> None:
@@ -157,20 +90,6 @@ def serve_trials(service: Service, worker: Worker, line: Line) -> None:
         if isinstance(command, Start):
             line.send(run_trial(command.assignment, service, worker, line, warm, saver))
     saver.close()
-
-
-def this_worker() -> Worker:
-    """Rank, world size and device as Ray Train set them up."""
-    from ray import train
-    from ray.train.torch import get_device
-
-    context = train.get_context()
-    return Worker(
-        rank=context.get_world_rank(),
-        world_size=context.get_world_size(),
-        device=get_device(),
-        local_rank=context.get_local_rank(),
-    )
 
 
 def run_trial(

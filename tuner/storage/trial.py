@@ -106,7 +106,7 @@ class TrialAtUrl:
 
 
 def _whole(names: Iterable[str]) -> list[str]:
-    found = {name.split("/")[0] for name in names if name.endswith(f"/{MANIFEST}")}
+    found = {name.split("/")[0] for name in names if name.split("/")[1:] == [MANIFEST]}
     return sorted((name for name in found if is_step(name)), key=lambda name: step_of(Path(name)))
 
 
