@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
+from ray.train import Checkpoint
 
-from tests.studies import study_spec
+from tests.studies import assignment, study_spec
 from tests.test_damaged_checkpoint import LEFT_AT, MAX_STEPS, ScriptedLine, assigned, flip_a_bit
 from tests.test_trainables_saver import assert_equal, loaded, make_state, values_of
 from tests.tiny import CPU, run_ranks
@@ -21,9 +25,13 @@ from trainables.parallel import Worker
 from trainables.saver import CheckpointSaver
 from tuner.decisions.sampling import Proposal
 from tuner.doctor.facts import Asked, storage_fault, study_fault, url_fault
-from tuner.execution.channel import Assignment, Ended, Logged, Saved
+from tuner.execution.channel import Assignment, Ended, Endpoint, Go, Logged, Reported, Saved
 from tuner.execution.home import Home, marked
+from tuner.execution.line import Line
 from tuner.execution.log_courier import Uploads
+from tuner.execution.train_function import RemoteReporting
+from tuner.execution.trial_log import trial_log
+from tuner.execution.trial_place import NodeFolder, place_of
 from tuner.execution.worker import Service, run_trial
 from tuner.record.checkpoints import Checkpoints
 from tuner.record.study import Study
@@ -73,12 +81,97 @@ def _save_apart(worker: Worker, folder: Path) -> dict[str, Any]:
     return found | {"here": sorted(path.name for path in node.iterdir()), "state": values_of(state)}
 
 
+def _apart(worker: Worker, folder: Path) -> dict[str, Any]:
+    """What two ranks do whose nodes share no folder: processes take long to start."""
+    return {"saved": _save_apart(worker, folder), "reported": _report_apart(worker, folder)}
+
+
+class _Reporting(RemoteReporting):
+    """Where Ray's own collectives are not at hand."""
+
+    def barrier(self) -> None:
+        self._ranks.share(None)
+
+    def broadcast_from_rank_zero(self, data: Any) -> Any:
+        return self._ranks.share(data)
+
+
+def _report_apart(worker: Worker, folder: Path) -> dict[str, Any]:
+    """A plain function brings a file of each rank, at two steps of three, and is called again on another node."""
+    slot = _Slot() if worker.rank == 0 else None
+    addresses: list[Any] = [slot and slot.endpoint.address]
+    dist.broadcast_object_list(addresses, src=0)
+    line, found = Line(addresses[0], worker), list[str]()
+    home = Home(str(folder / "driver"), f"file://{folder}/functions/tiny", "not seen")
+    task = assignment(folder, max_t=3, keep_last=1)
+    for node in ("first", "second"):
+        os.environ["TUNE_CACHE_DIR"] = str(folder / f"{node}{worker.rank}")
+        with place_of(task, worker, line, home) as place, trial_log(place.assignment, worker.rank):
+            assert isinstance(place, NodeFolder)
+            reporting = _Reporting(place, worker, line)
+            for step in (1, 2) if node == "first" else ():
+                print(f"rank {worker.rank} at {step}")
+                reporting.report({"step": step, "loss": 1.0}, _file_of(worker, folder, step))
+            newest = reporting.get_checkpoint()
+            assert newest is not None
+            found.append(" ".join(sorted(path.name for path in Path(newest.path, "sub").iterdir())))
+    if slot is not None:
+        slot.endpoint.close()
+    return {"found": found, "heard": [] if slot is None else slot.heard}
+
+
+def _file_of(worker: Worker, folder: Path, step: int) -> Checkpoint:
+    own = folder / f"own{worker.rank}"
+    (own / "sub").mkdir(parents=True, exist_ok=True)
+    (own / "sub" / f"rank{worker.rank}").write_text(f"{step}", encoding="utf-8")
+    return Checkpoint.from_directory(str(own))
+
+
+class _Slot:
+    """Lets a trial go on at each report."""
+
+    def __init__(self) -> None:
+        self.endpoint, self.heard = Endpoint("127.0.0.1"), list[Any]()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            message = self.endpoint.receive(60)
+            self.heard.append(message)
+            if isinstance(message, Reported) and message.waits:
+                self.endpoint.send(Go(0))
+
+
 def _refuse(file: Path, name: str) -> None:
     raise OSError("no way to the store")
 
 
-def test_ranks_that_share_no_folder_save_one_checkpoint_and_any_node_fetches_what_it_lacks(tmp_path: Path) -> None:
-    found = run_ranks(_save_apart, 2, tmp_path)
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("apart")
+    return folder, run_ranks(_apart, 2, folder)
+
+
+def test_a_plain_function_saves_the_files_of_all_its_ranks_and_finds_them_on_other_nodes(
+    apart: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    folder, results = apart
+    assert [rank["reported"]["found"] for rank in results] == [["rank0 rank1", "rank0 rank1"]] * 2
+    heard = results[0]["reported"]["heard"]
+    saved = [(message.step, message.kept) for message in heard if isinstance(message, Saved)]
+    assert saved == [(1, ("step_00000001",)), (2, ("step_00000002",))]
+    assert "".join(message.text for message in heard if isinstance(message, Logged)) == "rank 0 at 1\nrank 0 at 2\n"
+    bucket = Bucket(f"file://{folder}/functions/tiny")
+    assert bucket.read("logs/0.rank1.log") == b"rank 1 at 1\nrank 1 at 2\n"
+    assert bucket.read("checkpoints/0/step_00000002/sub/rank1") == b"2"
+    assert not (folder / "driver").exists()
+
+
+def test_ranks_that_share_no_folder_save_one_checkpoint_and_any_node_fetches_what_it_lacks(
+    apart: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    tmp_path, results = apart
+    found = [rank["saved"] for rank in results]
     for rank in found:
         assert rank["completed"] == ["step_00000001", "step_00000002", "step_00000003"]
         assert rank["failure"].endswith("step_00000004: cannot be written: no way to the store")
@@ -136,7 +229,7 @@ def _saved(url: str, folder: Path, step: int) -> TrialAtUrl:
 # -- a trial ----------------------------------------------------------------------------------------------------------
 
 
-class Line(ScriptedLine):
+class LoneLine(ScriptedLine):
     """Of a group of one."""
 
     def share(self, value: Any) -> Any:
@@ -154,7 +247,7 @@ class Line(ScriptedLine):
         return "".join(message.text for message in self.heard if isinstance(message, Logged))
 
 
-def serve(task: Assignment, folder: Path, line: Line, home: Home) -> Ended:
+def serve(task: Assignment, folder: Path, line: LoneLine, home: Home) -> Ended:
     saver = CheckpointSaver(CPU)
     service = Service(("localhost", 0, b""), "ddp", str(folder / "data"), home)  # type: ignore[arg-type]
     try:
@@ -166,7 +259,7 @@ def serve(task: Assignment, folder: Path, line: Line, home: Home) -> Ended:
 def test_a_trial_goes_on_bit_for_bit_on_another_node_and_leaves_nothing_on_either(
     machine: Machine, url: str, tmp_path: Path
 ) -> None:
-    whole, begun, resumed = Line(), Line(stop_at=LEFT_AT), Line()
+    whole, begun, resumed = LoneLine(), LoneLine(stop_at=LEFT_AT), LoneLine()
     task = assigned(tmp_path, "nowhere", log_dir=str(tmp_path / "nowhere"), keep_last=1)
     serve(assigned(tmp_path, "whole"), tmp_path, whole, Home(str(tmp_path)))
     home = Home(str(tmp_path / "nowhere"), url, "mark")
@@ -194,13 +287,13 @@ def test_workers_that_see_the_working_copy_save_there_and_fetch_what_others_have
     task = assigned(tmp_path, "", checkpoint_dir=str(study_dir / "checkpoints" / "0"), log_dir=str(study_dir / "logs"))
     with marked(study_dir) as home:
         machine("node")
-        serve(task, tmp_path, begun := Line(stop_at=LEFT_AT), replace(home, mark="not seen"))
+        serve(task, tmp_path, begun := LoneLine(stop_at=LEFT_AT), replace(home, mark="not seen"))
         assert not (study_dir / "checkpoints").exists()
         machine("driver")
         away = step_dir(study_dir / "checkpoints" / "0", LEFT_AT)
         away.mkdir(parents=True)
         (away / ".away").touch()
-        assert serve(replace(task, reported_step=LEFT_AT), tmp_path, line := Line(), home) == Ended(0, "completed")
+        assert serve(replace(task, reported_step=LEFT_AT), tmp_path, line := LoneLine(), home) == Ended(0, "completed")
     assert begun.steps + line.steps == list(range(1, MAX_STEPS + 1))
     assert [saved.kept for saved in line.saved] == [()] * len(line.saved), "the driver uploads them"
     assert is_complete(step_dir(study_dir / "checkpoints" / "0", MAX_STEPS))
@@ -212,7 +305,7 @@ def test_what_a_killed_worker_left_on_a_node_goes_when_the_next_trial_begins(
     machine("one")
     left = as_root(url) / "checkpoints" / "5" / "step_00000003"
     left.mkdir(parents=True)
-    serve(assigned(tmp_path, "none", max_t=1), tmp_path, Line(), Home(str(tmp_path / "none"), url, "mark"))
+    serve(assigned(tmp_path, "none", max_t=1), tmp_path, LoneLine(), Home(str(tmp_path / "none"), url, "mark"))
     assert not left.parent.exists()
 
 
