@@ -19,6 +19,7 @@ from tuner.execution.damage import clear_damage
 from tuner.execution.home import Home
 from tuner.execution.log_courier import Increments, LogCourier, Uploads
 from tuner.execution.trial_log import log_path
+from tuner.storage.place import as_root
 from tuner.storage.pull import fetch_all
 from tuner.storage.trial import TrialAtUrl
 
@@ -83,7 +84,8 @@ class NodeFolder(StudyFolder):
     """A folder of this node: what its ranks save is complete at the URL alone, and what it lacks comes from there."""
 
     def __init__(self, assignment: Assignment, worker: Worker, line: Ranks, home: Home) -> None:
-        study, number = home.here, assignment.number
+        # A rank of the driver's own node, too, leaves the working copy to the driver.
+        study, number = as_root(home.url), assignment.number
         checkpoints = study / "checkpoints" / str(number)
         super().__init__(
             replace(assignment, checkpoint_dir=str(checkpoints), log_dir=str(_made(study / "logs"))), worker, line
