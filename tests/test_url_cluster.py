@@ -27,7 +27,7 @@ from tuner.storage.pull import pull
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(500)]
 
 CREDENTIALS = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]
-MAX_STEPS = 200
+MAX_STEPS = 300
 
 
 class Machines:
@@ -49,6 +49,14 @@ class Machines:
         path = self.folder / "tiny.yaml"
         path.write_text(json.dumps(data), encoding="utf-8")
         return path
+
+    @property
+    def log(self) -> str:
+        """Of trial 0, as the driver has it."""
+        return "".join(path.read_text(encoding="utf-8") for path in self.driver.rglob("0.rank0.log"))
+
+    def logged_steps(self) -> list[int]:
+        return [int(each) for each in re.findall(r"^step=(\d+) ", self.log, re.MULTILINE)]
 
     def left_on(self, name: str) -> list[str]:
         """Files of trials on a node."""
@@ -94,7 +102,7 @@ def test_a_study_outlives_a_node_and_is_exported_elsewhere_on_machines_that_shar
     file = machines.file(*CREDENTIALS, train=limits, search={"num_trials": 5}, scheduler=asha)
     running = TuneProcess(tmp_path, "run", str(file), *where)
     watching = _watching(url, tmp_path, monkeypatch)
-    running.wait_for(lambda: any(trial.step >= 10 for trial in watching()) and bool(_saved(url)), timeout_s=200)
+    running.wait_for(lambda: bool(_saved(url)) and len(machines.logged_steps()) > 1, timeout_s=200)
     before = watching()[0]
     machines.add("n3")
     take_away(machines.nodes["n1"])
@@ -111,10 +119,12 @@ def test_a_study_outlives_a_node_and_is_exported_elsewhere_on_machines_that_shar
     assert step, running.text
     assert "not counted" not in running.text
 
-    log = Study.open(url, "tiny").log_path(0).read_text(encoding="utf-8")
-    steps = [int(each) for each in re.findall(r"^step=(\d+) ", log, re.MULTILINE)]
-    assert steps.count(5) == 1, "it went on from the URL's checkpoint"
-    assert set(steps) == set(range(5, MAX_STEPS + 1, 5))
+    # What was printed in the second before a kill is lost.
+    steps = machines.logged_steps()
+    assert steps[0] == 5
+    assert steps == sorted(set(steps)), "it went on from the URL's checkpoint"
+    assert steps[-1] == MAX_STEPS
+    assert Study.open(url, "tiny").log_path(0).read_text(encoding="utf-8") == machines.log
     names = set(Bucket(f"{url}/tiny").listing())
     assert {"logs/0.rank1.log", "logs/4.rank0.log"} <= names
     complete = {str(trial.number) for trial in trials if trial.state == "COMPLETE"}

@@ -11,7 +11,8 @@ from tuner.errors import StorageError
 from tuner.storage.bucket import Bucket
 from tuner.storage.files import whole_lines
 
-EVERY_S = 3.0
+# A message to the slot costs next to nothing, an upload a request of all there is.
+SEND_EVERY_S, UPLOAD_EVERY_S = 1.0, 5.0
 
 
 class LogCourier:
@@ -21,10 +22,11 @@ class LogCourier:
         path: Of the log, on this node; begins anew, or as it was when another node wrote it.
         load: Puts there what an earlier attempt has left elsewhere.
         ship: Called with the path when something may be new.
+        every_s: Seconds between two calls.
     """
 
-    def __init__(self, path: Path, load: Callable[[Path], None], ship: Callable[[Path], None]) -> None:
-        self._path, self._ship = path, ship
+    def __init__(self, path: Path, load: Callable[[Path], None], ship: Callable[[Path], None], every_s: float) -> None:
+        self._path, self._ship, self._every_s = path, ship, every_s
         path.unlink(missing_ok=True)
         load(path)
         self._lock, self._ended = threading.Lock(), threading.Event()
@@ -44,7 +46,7 @@ class LogCourier:
         self._path.unlink(missing_ok=True)
 
     def _keep_shipping(self) -> None:
-        while not self._ended.wait(EVERY_S):
+        while not self._ended.wait(self._every_s):
             self.ship()
 
 

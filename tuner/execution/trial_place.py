@@ -17,7 +17,7 @@ from tuner.errors import TuneError
 from tuner.execution.channel import Assignment, Logged, Warned
 from tuner.execution.damage import clear_damage
 from tuner.execution.home import Home
-from tuner.execution.log_courier import Increments, LogCourier, Uploads
+from tuner.execution.log_courier import SEND_EVERY_S, UPLOAD_EVERY_S, Increments, LogCourier, Uploads
 from tuner.execution.trial_log import log_path
 from tuner.storage.place import as_root
 from tuner.storage.pull import fetch_all
@@ -164,9 +164,9 @@ def _courier(assignment: Assignment, worker: Worker, line: Ranks, url: str) -> L
     path = log_path(assignment, worker.rank)
     if worker.rank == 0:
         increments = Increments(lambda text: line.send(Logged(assignment.number, text)))
-        return LogCourier(path, lambda path: None, increments)
+        return LogCourier(path, lambda path: None, increments, SEND_EVERY_S)
     uploads = Uploads(url)
-    return LogCourier(path, uploads.load, uploads)
+    return LogCourier(path, uploads.load, uploads, UPLOAD_EVERY_S)
 
 
 def _made(folder: Path) -> Path:
