@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 HOST = "127.0.0.1"
 TOKEN = "0123456789abcdef" * 4
@@ -97,12 +100,41 @@ def can_isolate(folder: Path) -> bool:
     return subprocess.run(probe, capture_output=True, check=False).returncode == 0
 
 
-def isolated_node(folder: Path, address: str) -> subprocess.Popen[bytes]:
-    """A node that joins a cluster and sees a file system of its own at `folder`."""
+def isolated_node(folder: Path, address: str, **environment: str) -> subprocess.Popen[bytes]:
+    """A node that joins a cluster and sees a file system of its own at `folder`; what it sees: `seen_by`."""
     command = f"mount -t tmpfs tmpfs {folder} && exec ray start --address={address} --num-cpus=1 --block"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    variables = {**os.environ, "PATH": path}
+    variables = {**os.environ, "PATH": path, **environment}
     return subprocess.Popen(["unshare", "--mount", "sh", "-c", command], env=variables, stdout=subprocess.DEVNULL)
+
+
+def wait_for_nodes(address: str, number: int) -> None:
+    """Until a cluster has so many."""
+    import ray
+
+    ray.init(address=address, logging_level="ERROR")
+    try:
+        deadline = time.monotonic() + 60
+        while sum(node["Alive"] for node in ray.nodes()) < number:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    finally:
+        ray.shutdown()
+
+
+def seen_by(node: subprocess.Popen[bytes], folder: Path) -> list[Path]:
+    """The files of a folder as an isolated node sees it."""
+    return [path for path in Path(f"/proc/{node.pid}/root{folder}").rglob("*") if path.is_file()]
+
+
+def take_away(node: subprocess.Popen[bytes]) -> None:
+    """End an isolated node at once, with all that it runs."""
+    processes = psutil.Process(node.pid).children(recursive=True)
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    node.kill()
+    node.wait()
 
 
 def free_port() -> int:

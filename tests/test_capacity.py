@@ -12,6 +12,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from tests.studies import study_spec
 from tuner.execution.cluster import capacity, connected
+from tuner.execution.home import Home
 from tuner.execution.search import slot_settings
 from tuner.execution.worker_group import scaling_config
 from tuner.planning.plan import make_plan
@@ -60,7 +61,7 @@ def test_ray_finds_room_for_as_many_trials_as_are_counted_and_no_more(
 
 def _workers(spec: StudySpec, folder: Path) -> Any:
     """The place of one trial's workers, asked for as Ray Train does it."""
-    config = scaling_config(slot_settings(spec, folder, make_plan(spec, capacity()), "").scaling)
+    config = scaling_config(slot_settings(spec, Home(str(folder)), make_plan(spec, capacity()), "").scaling)
     return placement_group(
         [config._resources_per_worker_not_none] * spec.scaling.num_workers, config.placement_strategy
     )

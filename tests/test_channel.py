@@ -6,13 +6,12 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
 
 import pytest
 
-from tuner.execution.channel import Endpoint, Go, Preparing, Quit, connect
+from tuner.execution.channel import Endpoint, Go, Preparing, Quit, Wire, connect
 
 
 @pytest.fixture
@@ -50,7 +49,7 @@ def test_an_answer_takes_no_longer_for_all_that_was_said_before(endpoint: Endpoi
     assert median(took_s) < 0.02
 
 
-def round_trip(worker: Connection[Any, Any], messages: list[Any]) -> float:
+def round_trip(worker: Wire, messages: list[Any]) -> float:
     began = time.perf_counter()
     for message in messages:
         worker.send(message)

@@ -76,7 +76,7 @@ def test_a_node_that_joins_and_does_not_see_the_study_is_not_counted(tmp_path: P
     found = run_study(tmp_path, "join")
     assert [trial[0] for trial in found["trials"]] == ["COMPLETE"] * 4
     [warning] = found["warnings"]
-    assert f" has joined the cluster and does not see {tmp_path / 'studies' / 'tiny'}: it is not counted" in warning
+    assert f" has joined the cluster: it does not see {tmp_path / 'studies' / 'tiny'}; it is not counted" in warning
     assert found["session"]["slots"] == 1
 
 

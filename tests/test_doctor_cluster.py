@@ -7,17 +7,15 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from ray._private.services import find_gcs_addresses
 from ray.cluster_utils import Cluster
 
-from tests.clusters import can_isolate, isolated_node
+from tests.clusters import can_isolate, isolated_node, wait_for_nodes
 from tests.conftest import REPOSITORY, Tune
 from tests.studies import study_data
 from tests.test_doctor import another_tune, full_disk, refused_uri
@@ -43,25 +41,14 @@ def address(place: Path) -> Iterator[str]:
     os.environ["PYTHONPATH"] = str(REPOSITORY)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     cluster.add_node(num_cpus=1)
-    third = isolated_node(place / "local", cluster.address)
+    third = isolated_node(place / "local", cluster.address, TUNE_CACHE_DIR=str(place / "cache"))
     try:
-        _wait_for_nodes(cluster.address, 3)
+        wait_for_nodes(cluster.address, 3)
         yield cluster.address
     finally:
         third.terminate()
         third.wait(30)
         cluster.shutdown()
-
-
-def _wait_for_nodes(address: str, number: int) -> None:
-    ray.init(address=address, logging_level="ERROR")
-    try:
-        deadline = time.monotonic() + 60
-        while sum(node["Alive"] for node in ray.nodes()) < number:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-    finally:
-        ray.shutdown()
 
 
 def ask(folder: Path, *arguments: str | Path, **variables: str) -> tuple[int, dict[str, list[tuple[str, str]]]]:
@@ -123,19 +110,16 @@ def test_a_study_whose_folder_is_not_the_same_on_every_node_is_refused(
     assert list((place / "local").iterdir()) == []
 
 
-@pytest.mark.slow
-def test_a_url_whose_working_copy_is_not_the_same_on_every_node_is_refused(
-    address: str, place: Path, tmp_path: Path, tune: Tune
+@pytest.mark.parametrize(("where", "level"), [("shared", "ok"), ("local", "fail")])
+def test_nodes_that_do_not_see_the_working_copy_of_a_url_have_to_reach_the_url(
+    address: str, place: Path, tmp_path: Path, where: str, level: str
 ) -> None:
-    file, url = tmp_path / "tiny.yaml", f"file://{tmp_path}/bucket"
-    file.write_text(json.dumps(study_data(tmp_path)), encoding="utf-8")
-    cache = str(place / "local")
-    done = tune("run", file, "--address", address, "--root", url, timeout_s=200, TUNE_CACHE_DIR=cache)
-    assert done.returncode == 3
-    fault, remedy = done.stderr.splitlines()
-    assert "is not the same on every node, from " in fault
-    assert remedy.startswith(f"It is the working copy of {url}: ")
-    assert not [path for path in (tmp_path / "bucket").rglob("*") if path.is_file()], "nothing is left there"
+    url = f"file://{place / where}/bucket"
+    code, found = ask(tmp_path, "--address", address, "--root", url, TUNE_CACHE_DIR=str(place / "local"))
+    [of_nodes] = [each for each in found["storage"] if "working copy" not in each[1]]
+    assert (code, of_nodes[0]) == (0 if level == "ok" else 3, level), found
+    assert of_nodes[1].endswith("the same from all 3 nodes" if level == "ok" else f"{url} is another one there")
+    assert not list(place.rglob(".doctor-*"))
     for path in (place / "local").iterdir():
         shutil.rmtree(path)
 

@@ -25,7 +25,6 @@ from trainables.checkpoint_dir import complete_checkpoints, is_complete, step_di
 from tuner.decisions.sampling import Proposal
 from tuner.errors import InputError, StudyDamagedError, StudyLockedError
 from tuner.execution.search import _opened
-from tuner.execution.shared_root import _remedy
 from tuner.record.checkpoints import Checkpoints
 from tuner.record.record import TrialRecord
 from tuner.record.study import Study
@@ -34,7 +33,7 @@ from tuner.storage import owner
 from tuner.storage.bucket import Bucket
 from tuner.storage.mirror import Mirror
 from tuner.storage.place import as_root, shown, url_of
-from tuner.storage.pull import fetch_trial, pull, pull_all
+from tuner.storage.pull import fetch_all, pull, pull_all
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -179,7 +178,7 @@ def test_another_machine_sees_the_study_and_fetches_a_checkpoint_when_it_needs_i
     assert url is not None
     assert seen.log_path(0).read_text(encoding="utf-8") == "hello\n"
     assert complete_checkpoints(seen.dir / "checkpoints" / "0") == []
-    fetch_trial(seen.dir, 0)
+    fetch_all(seen.dir / "checkpoints" / "0")
     here = Path(seen.trials()[0].checkpoint or "")
     assert is_complete(here)
     assert (here / "a.distcp").read_bytes() == (saved / "a.distcp").read_bytes()
@@ -208,7 +207,7 @@ def test_what_is_deleted_here_is_deleted_there_and_a_checkpoint_that_was_never_f
     assert "mlflow_pending.jsonl" not in names
 
 
-def test_a_study_is_opened_to_go_on_with_the_checkpoints_of_its_running_trials_alone(
+def test_a_study_is_opened_to_go_on_without_a_checkpoint_and_its_workers_fetch_those_they_need(
     machine: Machine, tmp_path: Path
 ) -> None:
     study = new_study(machine("one"), tmp_path)
@@ -220,6 +219,8 @@ def test_a_study_is_opened_to_go_on_with_the_checkpoints_of_its_running_trials_a
     uploaded(study)
     with _opened(machine("two"), "tiny") as there:
         folder = there.dir / "checkpoints"
+        assert complete_checkpoints(folder / "1") == []
+        fetch_all(folder / "1")
         assert complete_checkpoints(folder / "0") == []
         assert [path.name for path in complete_checkpoints(folder / "1")] == ["step_00000005"]
         Checkpoints(there).keep_best()
@@ -273,7 +274,7 @@ def test_a_kill_at_any_upload_leaves_a_study_that_opens_with_a_whole_checkpoint(
         pull(other / "tiny")
         seen = Study.open(other, "tiny")
         assert len(seen.trials()) in (1, 2)
-        fetch_trial(seen.dir, 0)
+        fetch_all(seen.dir / "checkpoints" / "0")
         whole = complete_checkpoints(seen.dir / "checkpoints" / "0")
         assert whole
         assert all(is_complete(path) for path in whole)
@@ -328,13 +329,6 @@ def test_no_object_is_written_outside_of_the_working_copy(machine: Machine, tmp_
     pull(root / "tiny")
     assert (root / "tiny" / "logs" / "0.rank0.log").exists()
     assert list(tmp_path.rglob("evil")) == []
-
-
-def test_nodes_that_do_not_share_the_working_copy_are_told_where_to_put_it(machine: Machine, tmp_path: Path) -> None:
-    root = machine("one")
-    assert f"working copy of s3://bucket/{tmp_path.name}/studies" in _remedy(root)
-    assert "TUNE_CACHE_DIR=DIR" in _remedy(root)
-    assert "TUNE_CACHE_DIR" not in _remedy(tmp_path)
 
 
 def test_a_checkpoint_without_its_manifest_is_none(machine: Machine, tmp_path: Path) -> None:
@@ -584,3 +578,32 @@ def test_a_driver_whose_study_was_taken_over_ends_and_uploads_nothing_more(machi
     assert json.loads(bucket.read("study.lock"))["token"] == "other"
     there = bucket.listing()["optuna.journal"].size
     assert there <= (machine("first") / "tiny" / "optuna.journal").stat().st_size
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_study_is_listed_and_confirmed_from_one_machine_and_further_from_another(
+    machine: Machine, tmp_path: Path, tune: Tune
+) -> None:
+    url = f"s3://bucket/{tmp_path.name}/studies"
+    data = study_data(tmp_path, search={"num_trials": 2}, scheduler={"type": "none"})
+    (tmp_path / "tiny.yaml").write_text(json.dumps(data), encoding="utf-8")
+
+    def on(name: str, *words: str) -> Any:
+        done = tune(*words, "--root", url, "--format", "json", TUNE_CACHE_DIR=str(tmp_path / name), timeout_s=200)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    machine("first")
+    assert tune("run", "tiny.yaml", "--root", url, timeout_s=200).returncode == 0
+    first = on("second", "confirm", "tiny", "--top", "1", "--seeds", "1")
+    more = on("third", "confirm", "tiny", "--top", "1", "--seeds", "2")
+    num_arms = len(first["arms"])
+    assert [arm["values"] for arm in more["arms"]] != [arm["values"] for arm in first["arms"]]
+    there = Study.open(f"{url}/tiny", "confirm")
+    assert [trial.state for trial in there.trials()] == ["COMPLETE"] * 2 * num_arms
+    assert [trial.attempts for trial in there.trials()] == [1] * 2 * num_arms, "what was run before is kept"
+    [listed] = on("fourth", "list")
+    assert (listed["study"], listed["state"], listed["counts"]["COMPLETE"]) == ("tiny", "finished", 2)
+    assert on("fourth", "confirm", "tiny", "--top", "1", "--seeds", "2") == more

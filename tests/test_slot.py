@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.studies import assignment
 from tuner.decisions.failures import Cause, Failure
-from tuner.execution.channel import Ended, Go, Reported, Saved, Start, Stop
+from tuner.execution.channel import Ended, Go, Logged, Reported, Saved, Start, Stop
 from tuner.execution.slot import TrialSlot
 
 
@@ -88,3 +88,12 @@ def test_a_trial_that_could_have_more_workers_is_saved_and_goes_on_with_them() -
     assert slot.workers.told[1:] == [Go(0), Stop(0, save=True)]
     slot.step()
     assert isinstance(slot.workers.told[3], Start)
+
+
+def test_what_a_trial_printed_before_it_was_stopped_is_told_with_the_next_one() -> None:
+    first, last = Logged(0, "step=3\n"), Logged(0, "left after step 3\n")
+    slot = UndisturbedSlot(first, reported(3), last, Ended(0, "stopped"), reported(3))
+    assert slot.step()["heard"].logged == (first,)
+    assert slot.step()["heard"].logged == ()
+    slot.reset_config({"assignment": assignment(Path(), reported_step=2)})
+    assert slot.step()["heard"].logged == (last,)

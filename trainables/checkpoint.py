@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
@@ -28,6 +27,7 @@ from trainables.checkpoint_dir import PARTIAL_SUFFIX, is_complete, keep_last, re
 from trainables.checkpoint_files import CheckpointReader, CheckpointWriter
 from trainables.errors import CheckpointError, DamagedCheckpointError
 from trainables.parallel import Worker
+from trainables.publishing import Publisher, on_every_rank, on_rank_zero, publish
 from trainables.train_state import TrainState, contents, restore, to_be_read, trained
 
 # The note of a checkpoint between two reports.
@@ -38,7 +38,7 @@ NOISE = ".*(torch.distributed is disabled|TypedStorage is deprecated).*"
 
 @dataclass(frozen=True)
 class Draft:
-    """A checkpoint on its way to disk; the same on every rank.
+    """A checkpoint on its way to disk; the same on every rank, but for where a path leads with a publisher.
 
     Attributes:
         path: The final folder.
@@ -47,6 +47,8 @@ class Draft:
         notes: Kept in the manifest for whoever resumes.
         keep: How many complete checkpoints may be beside it and itself in the end; None: all.
         protected: Checkpoints that stay in any case.
+        publisher: Makes it complete where ranks share no file system; each writes on its own disk. None: they share
+            the folder.
         is_abandoned: Set when nobody wants it any more; it is given up at the next tensor then.
     """
 
@@ -56,12 +58,13 @@ class Draft:
     notes: Mapping[str, Any]
     keep: int | None = None
     protected: Collection[Path] = ()
+    publisher: Publisher | None = None
     is_abandoned: threading.Event = field(default_factory=threading.Event)
 
-    @property
-    def partial(self) -> Path:
-        """Where it is written before it is whole."""
-        return self.path.with_name(self.path.name + PARTIAL_SUFFIX)
+    def partial(self, rank: int) -> Path:
+        """Where a rank writes it before it is whole."""
+        own = "" if self.publisher is None else f".{rank}"
+        return self.path.with_name(f"{self.path.name}{own}{PARTIAL_SUFFIX}")
 
     def check_wanted(self) -> None:
         """Raises when it is abandoned."""
@@ -110,20 +113,43 @@ def write(
     Raises:
         CheckpointError: A rank could not write; nothing is at the path then but what was there before.
     """
+    partial = draft.partial(worker.rank)
     try:
-        _on_rank_zero(lambda: _make_empty(draft.partial), worker, group)
+        _begin(draft, partial, worker, group)
         state_dict_saver.save(
             {},
-            storage_writer=CheckpointWriter(draft.partial),
+            storage_writer=CheckpointWriter(partial),
             planner=_Planner(draft, make_contents),
             process_group=group,
             no_dist=worker.world_size == 1,
         )
-        _on_rank_zero(lambda: _commit(draft), worker, group)
+        _end(draft, partial, worker, group)
     except (Exception, CheckpointException) as error:  # torch derives the latter from BaseException
-        if worker.rank == 0:
-            shutil.rmtree(draft.partial, ignore_errors=True)
+        if worker.rank == 0 or draft.publisher is not None:
+            shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(f"{draft.path}: cannot be written: {_cause(error)}") from error
+
+
+def _begin(draft: Draft, partial: Path, worker: Worker, group: dist.ProcessGroup | None) -> None:
+    on_their_ranks = on_rank_zero if draft.publisher is None else on_every_rank
+    on_their_ranks(lambda: _make_empty(partial), worker, group)
+
+
+def _end(draft: Draft, partial: Path, worker: Worker, group: dist.ProcessGroup | None) -> None:
+    if draft.publisher is None:
+        on_rank_zero(lambda: _commit(draft, partial), worker, group)
+        return
+    publish(
+        draft.publisher,
+        partial,
+        draft.path,
+        {"step": draft.step, "metrics": draft.metrics, "notes": draft.notes},
+        worker,
+        group,
+        keep=draft.keep,
+        protected=draft.protected,
+        check_wanted=draft.check_wanted,
+    )
 
 
 class _Planner(DefaultSavePlanner):
@@ -142,8 +168,8 @@ class _Planner(DefaultSavePlanner):
         return super().resolve_data(write_item)
 
 
-def _commit(draft: Draft) -> None:
-    path, partial = draft.path, draft.partial
+def _commit(draft: Draft, partial: Path) -> None:
+    path = draft.path
     # Each rank has waited for its own files to reach the disk.
     write_manifest(partial, draft.step, draft.metrics, draft.notes, are_files_synced=True)
     draft.check_wanted()
@@ -203,21 +229,6 @@ def _read(state: TrainState, path: Path, worker: Worker) -> None:
     manifest = read_manifest(path) or {}
     state.metrics = manifest.get("metrics", {})
     state.unreported = tuple((manifest.get("notes") or {}).get(UNREPORTED, ()))
-
-
-def _on_rank_zero(action: Callable[[], None], worker: Worker, group: dist.ProcessGroup | None) -> None:
-    # The others wait, and learn of a failure.
-    failure: list[str | None] = [None]
-    if worker.rank == 0:
-        try:
-            action()
-        except Exception as error:
-            failure = [str(error) or type(error).__name__]
-    if worker.world_size > 1:
-        device = worker.device if group is None else torch.device("cpu")
-        dist.broadcast_object_list(failure, src=0, group=group, device=device)
-    if failure[0] is not None:
-        raise CheckpointError(failure[0])
 
 
 def _make_empty(folder: Path) -> None:

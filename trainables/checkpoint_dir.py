@@ -65,15 +65,26 @@ def write_manifest(
         notes: Whatever else its owner wants to find again, as JSON knows it.
         are_files_synced: Whoever wrote the files has waited until they had reached the disk.
     """
+    described = manifest_of(path, sync=not are_files_synced)
+    manifest = {"step": step, "metrics": metrics, **described, "notes": notes or {}}
+    store_manifest(path, manifest)
+    sync_to_disk(path)
+
+
+def manifest_of(path: Path, *, sync: bool = False) -> dict[str, Any]:
+    """What a manifest says of the files of a folder, sizes and checksums; `sync` has them reach the disk."""
     files = sorted(file for file in path.rglob("*") if file.is_file() and file.name != MANIFEST)
-    for file in () if are_files_synced else files:
+    for file in files if sync else ():
         sync_to_disk(file)
     sizes = {file.relative_to(path).as_posix(): file.stat().st_size for file in files}
     checksums = {file.relative_to(path).as_posix(): crc32(file) for file in files if file.suffix != SELF_CHECKING}
-    manifest = {"step": step, "metrics": metrics, "files": sizes, "crc32": checksums, "notes": notes or {}}
+    return {"files": sizes, "crc32": checksums}
+
+
+def store_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Writes a manifest that reaches the disk."""
     (path / MANIFEST).write_text(json.dumps(manifest, indent=1, default=str), encoding="utf-8")
     sync_to_disk(path / MANIFEST)
-    sync_to_disk(path)
 
 
 def crc32(file: Path) -> int:
@@ -128,10 +139,15 @@ def newest_complete(root: Path) -> Path | None:
     return next((path for path in reversed(_step_dirs(root)) if is_complete(path)), None)
 
 
+def is_step_dir(path: Path) -> bool:
+    """Whether a folder has the name of a checkpoint."""
+    return _STEP_DIR.fullmatch(path.name) is not None
+
+
 def _step_dirs(root: Path) -> list[Path]:
     if not root.is_dir():
         return []
-    return sorted((path for path in root.iterdir() if _STEP_DIR.fullmatch(path.name)), key=step_of)
+    return sorted((path for path in root.iterdir() if is_step_dir(path)), key=step_of)
 
 
 def condemn(path: Path) -> None:

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from trainables.checkpoint import NOISE, Draft, with_unreported, write
 from trainables.errors import CheckpointError
 from trainables.parallel import Worker
+from trainables.publishing import Publisher
 from trainables.train_state import TrainState, contents
 
 CLOSING_S = 5.0
@@ -50,33 +51,41 @@ class CheckpointSaver:
         *,
         keep_last: int | None = None,
         protected: Collection[Path] = (),
+        publisher: Publisher | None = None,
     ) -> None:
         """Begins a checkpoint; the state may change as soon as this returns. Waits for the one before.
 
         Args:
             state: What to save.
-            path: The final folder, on a file system that all ranks share; what was there before is replaced.
+            path: The final folder, on a file system that all ranks share, but for those with a publisher; what was
+                there before is replaced.
             notes: Kept in the manifest for whoever resumes.
             keep_last: When it is complete, delete all but so many checkpoints beside it; None: delete none.
             protected: Checkpoints that stay in any case.
+            publisher: Where ranks share no file system, brings it to where they all find it; from the thread.
 
         Raises:
             CheckpointError: The one before could not be written; this one is not begun then.
         """
         self.wait()
         told = with_unreported(state, notes)
-        draft = Draft(path, state.step, dict(state.metrics), told, keep_last, tuple(protected))
+        draft = Draft(path, state.step, dict(state.metrics), told, keep_last, tuple(protected), publisher)
         self._writing = _Writing(draft, self._copy(draft, state))
         self._writer.begin(self._writing)
 
     def _copy(self, draft: Draft, state: TrainState) -> _Copied:
         try:
-            if self._worker.rank == 0:
+            if self._worker.rank == 0 or draft.publisher is not None:
                 # Not in the thread: it must not bring back the folder of a trial that has ended.
                 draft.path.parent.mkdir(parents=True, exist_ok=True)
             return _Copied(self._snapshot.take(contents(state, self._worker)), self._snapshot.event)
         except Exception as error:  # the other ranks must learn of it
             return _Copied({}, failure=error)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether this rank still writes a checkpoint; another rank may see it end a little earlier or later."""
+        return self._writing is not None and not self._writing.done.is_set()
 
     def poll(self) -> list[Path]:
         """The checkpoints completed since the last call, oldest first. Does not wait, does not raise."""

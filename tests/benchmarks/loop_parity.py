@@ -139,7 +139,8 @@ class Slot:
 def serve(told: str) -> None:
     """One worker of the slot."""
     from trainables.__main__ import joined_worker
-    from tuner.execution.worker import Line, Service, serve_trials
+    from tuner.execution.line import Line
+    from tuner.execution.worker import Service, serve_trials
 
     host, port, secret, cache_dir = json.loads(told)
     address = Address(host, port, bytes.fromhex(secret))

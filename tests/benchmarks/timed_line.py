@@ -9,11 +9,11 @@ from typing import Any
 
 from tests.benchmarks import timeline
 from trainables.finetune import Worker
-from tuner.execution import worker
 from tuner.execution.channel import Address, Ended, Go, Reported, Saved, Start, Stop
+from tuner.execution.line import Line
 
 
-class TimedLine(worker.Line):
+class TimedLine(Line):
     """Rank 0 notes; the others do as ever."""
 
     def __init__(self, address: Address, known: Worker) -> None:

@@ -143,6 +143,8 @@ class StudyController:
         """Take in what a slot heard; returns whether its trial goes on."""
         try:
             running = self._running[tune_id]
+            for logged in heard.logged:
+                self.study.take_log(logged.number, logged.text)
             for text in heard.warnings:
                 self._observer.warning(text)
             if heard.preparing:
@@ -248,6 +250,7 @@ class StudyController:
         record = self.study.trial(number)
         resumed_from = max(record.step, 0 if record.checkpoint is None else step_of(Path(record.checkpoint)))
         self._running[tune_id] = _Running(number, record.step, record.workers)
+        self._checkpoints.begin(number)
         self.study.note(number, attempts=record.attempts + 1)
         self._observer.trial_started(number, record.params, resumed_from)
         self._tracker.start_trial(number, record.params, {"attempts": str(record.attempts + 1)})

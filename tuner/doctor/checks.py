@@ -184,7 +184,8 @@ def check_storage(hosts: Sequence[HostFacts], unseen: Sequence[str], root: str) 
     faults = {host.name: host.storage_fault for host in hosts if host.storage_fault}
     faults |= {name: "what it writes there does not arrive here" for name in unseen if name not in faults}
     for name, fault in faults.items():
-        yield Finding("storage", Level.FAIL, f"{root} from {name}: {fault}", REMEDY)
+        message, _, remedy = fault.partition("\n")
+        yield Finding("storage", Level.FAIL, f"{root} from {name}: {message}", remedy or REMEDY)
     if not faults:
         where = "" if len(hosts) == 1 else f", the same from all {len(hosts)} nodes"
         yield Finding("storage", Level.OK, f"{root} can be written{where}")

@@ -14,7 +14,7 @@ from tuner.doctor.facts import Asked, rooms
 from tuner.doctor.meeting_place import meeting_place
 from tuner.errors import StorageError, TrackingError, TuneError
 from tuner.storage.bucket import Bucket
-from tuner.storage.place import url_of
+from tuner.storage.place import shown, url_of
 from tuner.tracking.target import Target, check_target, resolve_target
 
 if TYPE_CHECKING:
@@ -80,13 +80,14 @@ def _on_the_cluster(
 ) -> Iterator[Finding]:
     from tuner.doctor.nodes import ask_nodes, measure_network
     from tuner.execution import autoscaler, cluster
+    from tuner.execution.shared_root import secrets_for_check
 
-    target = _target(spec, root)
+    target, url = _target(spec, root), url_of(root) or ""
     with cluster.connected(address):
         capacity, may_grow = cluster.capacity(), cluster.can_autoscale() and autoscaler.is_there()
-        hosts, silent = ask_nodes(
-            Asked(str(folder or root), secret, "" if target is None else target.uri, _models(spec))
-        )
+        mlflow_uri = "" if target is None else target.uri
+        with secrets_for_check(spec, url) as key:
+            hosts, silent = ask_nodes(Asked(str(folder or root), secret, mlflow_uri, _models(spec), url, key))
         network = measure_network() if hosts else None
     yield doctor.check_nodes(hosts, silent)
     if not hosts:
@@ -98,8 +99,8 @@ def _on_the_cluster(
     if network is not None:
         yield doctor.check_network(network)
     if folder is not None:
-        unseen = [host.name for host in hosts if not (folder / host.name).exists()]
-        yield from doctor.check_storage(hosts, unseen, str(root))
+        unseen = [host.name for host in hosts if not url and not (folder / host.name).exists()]
+        yield from doctor.check_storage(hosts, unseen, shown(root))
     needed = None if spec is None else _needed_bytes(spec, capacity)
     # Of the nodes' root only this host's view counts: it is one file system, or a fault already.
     yield from doctor.check_room("this host", rooms(root), needed)

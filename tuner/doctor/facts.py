@@ -11,12 +11,18 @@ import shutil
 import subprocess
 import tempfile
 import time
+import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tuner.doctor.meeting_place import meeting_object
+from tuner.errors import TuneError
+from tuner.storage.place import as_root
+from tuner.study_file.variables import receive
 from tuner.tracking.values import VERSIONS, version
 
 HUB_TIMEOUT_S = 10.0
+OTHER_STORE = "{url} is another one there\nSee that each node has the same endpoint (AWS_ENDPOINT_URL)."
 SMI = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
 
 
@@ -37,12 +43,16 @@ class Asked:
         secret: What that file holds.
         mlflow_uri: Of the server that runs are sent to; empty where it is a file.
         models: What the study takes from the hub.
+        url: Of the root, where it is one: a host that does not see the folder may use that instead.
+        secrets_key: Where the cluster keeps the study's secrets; empty when there are none.
     """
 
     folder: str
     secret: str
     mlflow_uri: str = ""
     models: tuple[str, ...] = ()
+    url: str = ""
+    secrets_key: str = ""
 
 
 @dataclass(frozen=True)
@@ -127,7 +137,15 @@ def _gpus() -> tuple[tuple[str, ...], str]:
 
 
 def storage_fault(name: str, asked: Asked) -> str:
-    """Why this host cannot use the studies' root; empty where it can."""
+    """Why this host cannot use the studies' root, the remedy in a second line if any; empty where it can."""
+    fault = _folder_fault(name, asked)
+    if not fault or not asked.url:
+        return fault
+    receive(asked.secrets_key)
+    return url_fault(asked.url, meeting_object(asked.secret), asked.secret)
+
+
+def _folder_fault(name: str, asked: Asked) -> str:
     folder = Path(asked.folder)
     try:
         if (folder / "driver").read_text(encoding="utf-8") != asked.secret:
@@ -138,6 +156,34 @@ def storage_fault(name: str, asked: Asked) -> str:
     except OSError as error:
         return f"it cannot write there: {error.strerror}"
     return ""
+
+
+def url_fault(url: str, name: str, text: str) -> str:
+    """Why this host cannot use a URL, where an object of this name holds this text; the remedy in a second line."""
+    from tuner.storage.bucket import Bucket
+
+    try:
+        as_root(url)
+        bucket, own = Bucket(url), meeting_object(uuid.uuid4().hex)
+        if bucket.read(name) != text.encode():
+            return OTHER_STORE.format(url=url)
+        bucket.write(own, b"")
+        bucket.delete(own)
+    except FileNotFoundError:
+        return OTHER_STORE.format(url=url)
+    except TuneError as error:
+        return str(error)
+    return ""
+
+
+def study_fault(folder: str, name: str, text: str, url: str, secrets_key: str) -> str:
+    """Why this host cannot use a study that has a file of this name and text; empty where it sees it or its URL."""
+    if reads(str(Path(folder, name)), text):
+        return ""
+    if not url:
+        return f"it does not see {folder}"
+    receive(secrets_key)
+    return url_fault(url, name, text)
 
 
 def reads(path: str, text: str) -> bool:

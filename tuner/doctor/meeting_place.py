@@ -1,4 +1,4 @@
-"""Whether every node sees the studies' root: a folder there in which they meet."""
+"""Whether every node sees the studies' root: a folder there in which they meet, and an object where it is a URL."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from tuner.errors import StorageError
+from tuner.storage.place import url_of
 
 REMEDY = "Choose a --root on a file system that all nodes share, at the same path."
 
@@ -25,8 +28,31 @@ def meeting_place(root: Path) -> Iterator[tuple[Path | None, str, str]]:
         yield None, secret, error.strerror or type(error).__name__
         return
     try:
-        yield folder, secret, ""
+        with _object_at(url_of(root), secret):
+            yield folder, secret, ""
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if is_new and not os.listdir(root):
             root.rmdir()
+
+
+def meeting_object(secret: str) -> str:
+    """The name of the object at the root's URL that holds a secret."""
+    return f".doctor-{secret}"
+
+
+@contextmanager
+def _object_at(url: str | None, secret: str) -> Iterator[None]:
+    if url is None:
+        yield
+        return
+    from tuner.storage.bucket import Bucket
+
+    # Whether it can be used from here is for others to say.
+    with suppress(StorageError):
+        Bucket(url).write(meeting_object(secret), secret.encode())
+    try:
+        yield
+    finally:
+        with suppress(StorageError):
+            Bucket(url).delete(meeting_object(secret))

@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from tuner.doctor.facts import Asked, HostFacts, clock, host_facts, reads, storage_fault
+from tuner.doctor.facts import Asked, HostFacts, clock, host_facts, storage_fault, study_fault
 from tuner.doctor.network import Network, measure
 
 ANSWER_TIMEOUT_S = 90.0
@@ -34,9 +34,9 @@ def ask_nodes(asked: Asked) -> tuple[list[HostFacts], list[str]]:
     return found, silent
 
 
-def asked_to_read(node: dict[str, Any], path: str, text: str) -> Any:
-    """A node's answer to come, whether it reads this text in a file."""
-    return _on(node, reads, path, text)
+def asked_for_study(node: dict[str, Any], *study: str) -> Any:
+    """A node's answer to come, why it cannot use a study; see `study_fault`."""
+    return _on(node, study_fault, *study)
 
 
 def storage_faults(node_ids: Collection[str], asked: Asked) -> dict[str, str]:

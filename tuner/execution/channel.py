@@ -116,11 +116,19 @@ class Reported:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint is complete; `path` lies in the assignment's checkpoint folder."""
+    """A checkpoint is complete.
+
+    Attributes:
+        number: The trial.
+        step: Of the checkpoint.
+        path: Its folder; where the trial's checkpoints are kept at the URL, only its name counts.
+        kept: Names of all that are complete at the URL; empty where it is the driver that uploads them.
+    """
 
     number: int
     step: int
     path: str
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -158,6 +166,14 @@ class Preparing:
 
 
 @dataclass(frozen=True)
+class Logged:
+    """What rank 0 has printed, whole lines, where it does not see the study's folder."""
+
+    number: int
+    text: str
+
+
+@dataclass(frozen=True)
 class Heard:
     """What a slot passes on to the search at once.
 
@@ -169,6 +185,7 @@ class Heard:
         warnings: One line each.
         preparing: What it does before its first step.
         num_workers: How many train it; 0 while there are none.
+        logged: What its workers have printed, or those of the slot's trial before.
     """
 
     number: int
@@ -178,6 +195,7 @@ class Heard:
     warnings: tuple[str, ...] = ()
     preparing: str = ""
     num_workers: int = 0
+    logged: tuple[Logged, ...] = ()
 
 
 # -- slot to worker ---------------------------------------------------------------------------------------------
@@ -287,9 +305,22 @@ def hello() -> Hello:
     return Hello(ray.get_runtime_context().current_actor, "" if group is None else group.id.hex())
 
 
-def connect(address: Address) -> Connection[Any, Any]:
-    """Rank 0's end."""
-    return _without_delay(Client((address.host, address.port), authkey=address.secret))
+class Wire:
+    """Rank 0's end; several threads may send."""
+
+    def __init__(self, connection: Connection[Any, Any]) -> None:
+        self._connection, self._sending = connection, threading.Lock()
+        self.recv, self.poll = connection.recv, connection.poll
+
+    def send(self, message: Any) -> None:
+        """Tell the slot."""
+        with self._sending:
+            self._connection.send(message)
+
+
+def connect(address: Address) -> Wire:
+    """Call a slot."""
+    return Wire(_without_delay(Client((address.host, address.port), authkey=address.secret)))
 
 
 def _without_delay(connection: Connection[Any, Any]) -> Connection[Any, Any]:

@@ -21,6 +21,7 @@ from tuner.errors import InputError
 from tuner.execution import cluster
 from tuner.execution.autoscaler import wait_for_room
 from tuner.execution.head_watch import LostCluster
+from tuner.execution.home import Home, marked
 from tuner.execution.shared_root import check_shared
 from tuner.execution.slot_count import SlotCount
 from tuner.execution.tune_loop import run_tune
@@ -33,7 +34,7 @@ from tuner.record.session import refuse_spent
 from tuner.record.study import Study
 from tuner.record.study_dir import REPORT, refuse_existing
 from tuner.storage.mirror import Mirror, mirrored
-from tuner.storage.pull import fetch_trial, pull, pulled
+from tuner.storage.pull import pull, pulled
 from tuner.study_file.extension import accept, extend_spec
 from tuner.study_file.spec import StudySpec
 from tuner.study_file.variables import kept_in_cluster, values_of
@@ -76,8 +77,8 @@ def run(
         lost = LostCluster(observer, root / spec.study)
         with handling_signals(_raise_interrupt), cluster.connected(address, env, lost.leave):
             plan = _plan(spec, observer)
-            check_shared(spec, root)
-            check_room(spec, root, plan.slots or 1)
+            if check_shared(spec, root):
+                check_room(spec, root, plan.slots or 1)
             study = Study.create(spec, source_text, root)
             return _search(study, plan, observer, lost.endings, mirror)
 
@@ -127,13 +128,10 @@ def resume(
 
 @contextmanager
 def _opened(root: Path, name: str) -> Iterator[Study]:
-    """A study to go on with, and on this machine what its running trials go on from."""
+    """A study to go on with; its workers fetch what running trials go on from."""
     with pulled(root / name):
         study = Study.open(root, name, writable=True)
     try:
-        for record in study.trials():
-            if record.state == "RUNNING":
-                fetch_trial(study.dir, record.number)
         yield study
     finally:
         study.close()
@@ -200,11 +198,12 @@ def _search(study: Study, plan: Plan, observer: Observer, endings: ExitStack, mi
     endings.callback(lambda: tracker.end_study(_summary(study), [study.dir / REPORT]))
     endings.callback(_write_report, study, observer)
     endings.callback(controller.close)
+    home = endings.enter_context(marked(study.dir))
     # Workers of a cluster that was started here inherit them.
     secrets = _variables(study.spec)[1] if cluster.can_autoscale() else {}
     with _interruptible(controller), endings, kept_in_cluster(f"tune:secrets:{study.dir.resolve()}", secrets) as key:
-        settings = replace(slot_settings(study.spec, study.dir, plan, stop_key), secrets_key=key)
-        run_tune(controller, settings, SlotCount(study, plan, controller, observer), mirror)
+        settings = replace(slot_settings(study.spec, home, plan, stop_key), secrets_key=key)
+        run_tune(controller, settings, SlotCount(study, plan, controller, observer, key), mirror)
     if controller.failure is not None:
         raise controller.failure
     return study
@@ -228,14 +227,12 @@ def _summary(study: Study) -> dict[str, Any]:
     return study.status() | {"state": study.state_at_rest()} | overview(study)
 
 
-def slot_settings(spec: StudySpec, study_dir: Path, plan: Plan, stop_key: str) -> SlotSettings:
+def slot_settings(spec: StudySpec, home: Home, plan: Plan, stop_key: str) -> SlotSettings:
     """What each slot is told of the study; see SlotSettings."""
-    directory = study_dir.resolve()
     return SlotSettings(
         trainable=spec.trainable,
         scaling=spec.scaling.model_copy(update={"gpus_per_worker": plan.gpus_per_worker or 0.0}),
-        scratch_dir=str(directory / "ray"),
-        cache_dir=str(directory / "data"),
+        home=home,
         max_failures=spec.failures.max_failures,
         can_autoscale=cluster.can_autoscale(),
         stop_key=stop_key,

@@ -18,7 +18,19 @@ from ray.experimental import internal_kv
 
 from tuner.decisions.failures import Cause, Failure
 from tuner.execution.best_report import BestReport
-from tuner.execution.channel import Assignment, Ended, Go, Heard, Preparing, Reported, Saved, Start, Stop, Warned
+from tuner.execution.channel import (
+    Assignment,
+    Ended,
+    Go,
+    Heard,
+    Logged,
+    Preparing,
+    Reported,
+    Saved,
+    Start,
+    Stop,
+    Warned,
+)
 from tuner.execution.worker_group import PATIENCE_S, SlotSettings, WorkerGroup
 
 POLL_S = 0.2
@@ -33,6 +45,8 @@ class TrialSlot(tune.Trainable):
 
     A result holds `heard` (a `Heard`) and, for Tune, `step`.
     """
+
+    _logged: tuple[Logged, ...] = ()
 
     def setup(self, config: dict[str, Any]) -> None:
         """Start the workers; they come up while Tune goes on."""
@@ -92,6 +106,11 @@ class TrialSlot(tune.Trainable):
             message = self._receive(0.0 if may_leave else POLL_S)
             if message is None and may_leave:
                 return self._heard(reports, saved)
+            if isinstance(message, Logged):
+                self._logged += (message,)
+                if not reports:
+                    return self._heard(reports, saved)
+                continue
             if message is None or message.number != self._assignment.number:
                 continue
             if isinstance(message, Saved):
@@ -118,8 +137,11 @@ class TrialSlot(tune.Trainable):
 
     def _heard(self, reports: list[Reported], saved: list[Saved], ended: Ended | None = None) -> Heard:
         warnings, self._warnings = tuple(self._warnings), []
+        logged, self._logged = self._logged, ()
         size = self._workers.size if self._is_started else 0
-        return Heard(self._assignment.number, tuple(reports), tuple(saved), ended, warnings, num_workers=size)
+        return Heard(
+            self._assignment.number, tuple(reports), tuple(saved), ended, warnings, num_workers=size, logged=logged
+        )
 
     def _receive(self, timeout_s: float) -> Any:
         """The next message; where there is nobody to speak, an `Ended` that says why."""
@@ -210,6 +232,8 @@ class TrialSlot(tune.Trainable):
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             message = self._workers.receive(POLL_S)
+            if isinstance(message, Logged):
+                self._logged += (message,)
             if isinstance(message, Ended) and message.number == self._assignment.number:
                 return
             if message is None and not self._workers.is_alive:

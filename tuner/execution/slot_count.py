@@ -25,9 +25,12 @@ class SlotCount:
         plan: What it was started with: whether workers take GPUs stays as it was then.
         controller: Told of every change.
         observer: Told what is waited for when no trial fits any more.
+        secrets_key: Where the cluster keeps the study's secrets; empty when there are none.
     """
 
-    def __init__(self, study: Study, plan: Plan, controller: StudyController, observer: Observer) -> None:
+    def __init__(
+        self, study: Study, plan: Plan, controller: StudyController, observer: Observer, secrets_key: str = ""
+    ) -> None:
         spec = study.spec
         scaling = spec.scaling.model_copy(update={"gpus_per_worker": plan.gpus_per_worker})
         self._spec = spec.model_copy(update={"scaling": scaling})
@@ -36,7 +39,7 @@ class SlotCount:
         self._follows = spec.scaling.slots == "auto" and cluster.can_autoscale()
         self._next_at = time.monotonic() + COUNT_EVERY_S
         self._waiting = Waiting(observer.warning)
-        self._newcomers = Newcomers(study.dir, observer)
+        self._newcomers = Newcomers(study.dir, observer, secrets_key)
 
     def update(self) -> None:
         """To be called often; counts every few seconds."""

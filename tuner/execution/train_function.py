@@ -13,31 +13,33 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import ray
-import ray.train
-import ray.train.collective
 from ray.train import Checkpoint
 from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUtils, set_train_fn_utils
 
 from trainables import places
 from trainables.checkpoint_dir import (
     PARTIAL_SUFFIX,
+    is_complete,
     keep_last,
     newest_complete,
     step_dir,
     step_of,
     write_manifest,
 )
+from trainables.parallel import Worker
+from trainables.publishing import publish
 from tuner.decisions.failures import cause_of
 from tuner.execution.best_report import BestReport
-from tuner.execution.channel import Assignment, Ended, Reported, Saved, Start, Stop, Warned, connect, hello
+from tuner.execution.channel import Assignment, Ended, Reported, Saved, Start, Stop, Warned, Wire, hello
 from tuner.execution.damage import clear_damage
+from tuner.execution.line import Line, this_worker
 from tuner.execution.recent_reports import RecentReports, unrecorded
 from tuner.execution.trial_log import trial_log
+from tuner.execution.trial_place import NodeFolder, StudyFolder, place_of
+from tuner.storage.pull import fetch_all
 
 
 class StopTrial(BaseException):
@@ -50,22 +52,25 @@ class Completed(StopTrial):
 
 def serve(service: dict[str, Any]) -> None:
     """The `train_loop_per_worker` of a trainer that runs one trial of a plain train function."""
-    rank = ray.train.get_context().get_world_rank()
-    line = connect(service["address"]) if rank == 0 else None
-    if line is not None:
-        line.send(hello())
-    command = ray.train.collective.broadcast_from_rank_zero(line.recv() if line is not None else None)
+    worker = this_worker()
+    line = Line(service["address"], worker)
+    line.send(hello())
+    command = line.receive()
     if isinstance(command, Start):
-        ended = _run(service["trainable"], command.assignment, line)
-        if line is not None:
-            line.send(ended)
+        with place_of(command.assignment, worker, line, service["home"]) as place:
+            ended = _run(service["trainable"], place, worker, line)
+        line.send(ended)
 
 
-def _run(trainable: str, assignment: Assignment, line: Connection[Any, Any] | None) -> Ended:
+def _run(trainable: str, place: StudyFolder, worker: Worker, line: Line) -> Ended:
+    assignment = place.assignment
     os.environ.update(assignment.environment)
-    reporting = Reporting(assignment, line)
-    set_train_fn_utils(reporting)
-    with trial_log(assignment, ray.train.get_context().get_world_rank()):
+    with trial_log(assignment, worker.rank):
+        if isinstance(place, NodeFolder):
+            reporting: Reporting = RemoteReporting(place, worker, line)
+        else:
+            reporting = Reporting(assignment, line.connection)
+        set_train_fn_utils(reporting)
         try:
             if not reporting.is_complete:
                 call(load_function(trainable), assignment.values)
@@ -76,7 +81,7 @@ def _run(trainable: str, assignment: Assignment, line: Connection[Any, Any] | No
             return Ended(assignment.number, "stopped")
         except Exception as error:
             traceback.print_exc()
-            if ray.train.get_context().get_world_size() > 1:
+            if worker.world_size > 1:
                 # The other ranks may wait for this one: only the end of the whole group releases them.
                 raise
             return Ended(assignment.number, "failed", cause=cause_of(error))
@@ -85,14 +90,11 @@ def _run(trainable: str, assignment: Assignment, line: Connection[Any, Any] | No
 class Reporting(DistributedTrainFnUtils):
     """What `ray.train.report` and `ray.train.get_checkpoint` do while a trial runs."""
 
-    def __init__(self, assignment: Assignment, line: Connection[Any, Any] | None) -> None:
+    def __init__(self, assignment: Assignment, line: Wire | None) -> None:
         self._assignment = assignment
         self._line = line
         self._root = Path(assignment.checkpoint_dir)
-        if line is not None and (warned := clear_damage(self._root, assignment.number)) is not None:
-            line.send(warned)
-        self.barrier()
-        newest = newest_complete(self._root)
+        newest = self._resume_point()
         self._checkpoint = None if newest is None else Checkpoint(newest)
         self._best = BestReport(assignment)
         if newest is not None and line is not None:
@@ -105,6 +107,15 @@ class Reporting(DistributedTrainFnUtils):
         self._last_step = 0
         self._is_growing = True
         self.is_complete = newest is not None and step_of(newest) >= assignment.max_t
+
+    def _resume_point(self) -> Path | None:
+        if self._line is not None:
+            # Those that another machine has saved.
+            fetch_all(self._root)
+            if (warned := clear_damage(self._root, self._assignment.number)) is not None:
+                self._line.send(warned)
+        self.barrier()
+        return newest_complete(self._root)
 
     def get_checkpoint(self) -> Checkpoint | None:
         """The newest complete checkpoint of this trial."""
@@ -170,6 +181,61 @@ class Reporting(DistributedTrainFnUtils):
         keep_last(self._root, self._assignment.keep_last, protected=self._best.checkpoints)
         self._line.send(Saved(self._assignment.number, step, str(path)))
         return True
+
+
+class RemoteReporting(Reporting):
+    """The same where ranks do not see the study's folder: each brings its files to its node, and from there to the URL.
+
+    Args:
+        place: Of the trial on this node.
+        worker: This rank.
+        line: Between the ranks, and to the slot.
+    """
+
+    def __init__(self, place: NodeFolder, worker: Worker, line: Line) -> None:
+        self._place, self._worker, self._ranks = place, worker, line
+        super().__init__(place.assignment, line.connection)
+
+    def get_checkpoint(self) -> Checkpoint | None:
+        """The newest complete checkpoint of this trial, with what other nodes have of it."""
+        if self._checkpoint is not None and not is_complete(Path(self._checkpoint.path)):
+            self._place.publisher.fetch(Path(self._checkpoint.path).name, self._root)
+        return self._checkpoint
+
+    def _resume_point(self) -> Path | None:
+        return self._place.resume_point()
+
+    def _deliver(self, report: Any) -> Any:
+        self._place.ship_log()
+        return super()._deliver(report)
+
+    def _bring(self, checkpoint: Checkpoint, step: int) -> None:
+        with checkpoint.as_directory() as folder:
+            shutil.copytree(folder, self._part(step), dirs_exist_ok=True)
+
+    def _commit(self, step: int, metrics: dict[str, Any]) -> bool:
+        part, path = self._part(step), step_dir(self._root, step)
+        if not any(self._ranks.gather(part.exists())):
+            return False
+        part.mkdir(exist_ok=True)
+        self._best.improves(step, metrics)
+        publish(
+            self._place.publisher,
+            part,
+            path,
+            {"step": step, "metrics": metrics, "notes": self._recent.notes()},
+            self._worker,
+            self._ranks.group,
+            keep=self._assignment.keep_last,
+            protected=self._best.checkpoints,
+        )
+        if self._line is not None:
+            self._line.send(Saved(self._assignment.number, step, str(path), self._place.kept))
+        return True
+
+    def _part(self, step: int) -> Path:
+        path = step_dir(self._root, step)
+        return path.with_name(f"{path.name}.{self._worker.rank}{PARTIAL_SUFFIX}")
 
 
 def _plain(value: Any) -> Any:

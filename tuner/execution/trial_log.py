@@ -11,10 +11,15 @@ from pathlib import Path
 from tuner.execution.channel import Assignment
 
 
+def log_path(assignment: Assignment, rank: int) -> Path:
+    """The log of one rank."""
+    return Path(assignment.log_dir, f"{assignment.number}.rank{rank}.log")
+
+
 @contextmanager
 def trial_log(assignment: Assignment, rank: int) -> Iterator[None]:
     """Everything printed inside goes to the trial's log of this rank."""
-    path = Path(assignment.log_dir, f"{assignment.number}.rank{rank}.log")
+    path = log_path(assignment, rank)
     path.parent.mkdir(parents=True, exist_ok=True)
     log = _LossyLog(path)
     try:

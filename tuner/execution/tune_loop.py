@@ -44,7 +44,7 @@ def run_tune(controller: StudyController, settings: SlotSettings, slot_count: Sl
     tune.run(
         TrialSlot,
         name="tune",
-        storage_path=settings.scratch_dir,
+        storage_path=str(settings.home.here / "ray"),
         # Workers claim their resources in a placement group of their own; the slot's actor needs
         # next to nothing, and lives on the head node, where the loss of a worker node does not reach it.
         resources_per_trial={"node:__internal_head__": 0.001},

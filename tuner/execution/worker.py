@@ -6,21 +6,18 @@ trial begins when rank 0 hears `Start` and ends when its loop is closed. Every r
 
 from __future__ import annotations
 
-import datetime as dt
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from trainables.checkpoint_dir import condemn, newest_complete, step_dir, step_of
+from trainables.checkpoint_dir import step_dir, step_of
 from trainables.config import TrainConfig
 from trainables.errors import CheckpointError, DamagedCheckpointError, Diverged
 from trainables.finetune import Report, Warm, Worker, finetune
@@ -41,12 +38,13 @@ from tuner.execution.channel import (
     Start,
     Stop,
     Warned,
-    connect,
     hello,
 )
-from tuner.execution.damage import clear_damage
+from tuner.execution.home import Home
+from tuner.execution.line import Line, this_worker
 from tuner.execution.recent_reports import RecentReports, unrecorded
 from tuner.execution.trial_log import trial_log
+from tuner.execution.trial_place import StudyFolder, place_of
 
 Loop = Callable[..., Iterator[Report]]
 
@@ -64,70 +62,21 @@ LOOPS: dict[str, Loop] = {
     "huggingface": _huggingface,
 }
 
-# A slot may wait long for its next trial; the other ranks wait in a broadcast meanwhile.
-IDLE = dt.timedelta(days=365)
-# Ranks that meet the same error meet it at about the same time.
-TOGETHER = dt.timedelta(seconds=5)
-
 
 @dataclass(frozen=True)
 class Service:
-    """What `serve` needs to know, the same for every trial of the slot."""
+    """What `serve_trials` needs to know, the same for every trial of the slot."""
 
     address: Address
     trainable: str
     cache_dir: str
-
-
-class Line:
-    """A worker's end of the channel: rank 0 talks to the slot and passes on what it hears."""
-
-    def __init__(self, address: Address, worker: Worker) -> None:
-        self._connection: Connection[Any, Any] | None = connect(address) if worker.rank == 0 else None
-        # Commands are small Python objects: they travel by gloo also where tensors travel by NCCL.
-        self._group = dist.new_group(backend="gloo", timeout=IDLE) if worker.world_size > 1 else None
-
-    def send(self, message: Any) -> None:
-        """Tell the slot; only rank 0 does."""
-        if self._connection is not None:
-            self._connection.send(message)
-
-    def receive(self) -> Any:
-        """Wait for the slot's next command."""
-        return self._share(self._connection.recv() if self._connection is not None else None)
-
-    def poll(self) -> Any | None:
-        """A command that has come unasked, else None."""
-        return self._share(self._unasked())
-
-    def look(self, next_step: int) -> tuple[Any | None, int]:
-        """The same, and the step at which rank 0 wants all ranks to look again."""
-        seen: tuple[Any | None, int] = self._share((self._unasked(), next_step))
-        return seen
-
-    def _unasked(self) -> Any | None:
-        is_there = self._connection is not None and self._connection.poll(0)
-        return self._connection.recv() if self._connection is not None and is_there else None
-
-    def is_every_rank_here(self) -> bool:
-        """Whether all ranks have come to this point within a few seconds."""
-        try:
-            dist.monitored_barrier(self._group, timeout=TOGETHER)
-        except RuntimeError:
-            return False
-        return True
-
-    def _share(self, command: Any) -> Any:
-        if self._group is None:
-            return command
-        box = [command]
-        dist.broadcast_object_list(box, src=0, group=self._group)
-        return box[0]
+    home: Home | None = None
 
 
 def serve(service: dict[str, Any]) -> None:
     """The `train_loop_per_worker` of a slot's TorchTrainer; returns when the slot says `Quit`."""
-    known = Service(**service)
+    home: Home = service["home"]
+    known = Service(service["address"], service["trainable"], str(home.here / "data"), home)
     worker = this_worker()
     line = Line(known.address, worker)
     line.send(hello())
@@ -143,27 +92,17 @@ def serve_trials(service: Service, worker: Worker, line: Line) -> None:
     saver.close()
 
 
-def this_worker() -> Worker:
-    """Rank, world size and device as Ray Train set them up."""
-    from ray import train
-    from ray.train.torch import get_device
-
-    context = train.get_context()
-    return Worker(
-        rank=context.get_world_rank(),
-        world_size=context.get_world_size(),
-        device=get_device(),
-        local_rank=context.get_local_rank(),
-    )
-
-
 def run_trial(
     assignment: Assignment, service: Service, worker: Worker, line: Line, warm: Warm, saver: CheckpointSaver
 ) -> Ended:
     """Run one trial until it completes, is stopped, or fails."""
-    with trial_log(assignment, worker.rank), heard_by(lambda text: line.send(Preparing(assignment.number, text))):
+    with (
+        place_of(assignment, worker, line, service.home) as place,
+        trial_log(place.assignment, worker.rank),
+        heard_by(lambda text: line.send(Preparing(assignment.number, text))),
+    ):
         try:
-            completed = _Trial(assignment, service, worker, line, saver).run(warm)
+            completed = _Trial(place, service, worker, line, saver).run(warm)
             return Ended(assignment.number, "completed" if completed else "stopped")
         except Diverged as error:
             saver.abandon()
@@ -194,9 +133,10 @@ class _Trial:
     """One trial in one worker: hands reports to the slot, obeys its commands, keeps checkpoints."""
 
     def __init__(
-        self, assignment: Assignment, service: Service, worker: Worker, line: Line, saver: CheckpointSaver
+        self, place: StudyFolder, service: Service, worker: Worker, line: Line, saver: CheckpointSaver
     ) -> None:
-        self._assignment = assignment
+        self._place = place
+        self._assignment = assignment = place.assignment
         self._service = service
         self._worker = worker
         self._line = line
@@ -220,8 +160,8 @@ class _Trial:
                 return self._train(resume_from, warm)
             except DamagedCheckpointError:
                 # Every rank meets it alike, before its first step.
-                if self._worker.rank == 0 and resume_from is not None:
-                    condemn(resume_from)
+                if resume_from is not None:
+                    self._place.condemn(resume_from)
 
     def _train(self, resume_from: Path | None, warm: Warm) -> bool:
         loop = LOOPS[self._service.trainable](
@@ -247,13 +187,7 @@ class _Trial:
         return True
 
     def _resume_point(self) -> Path | None:
-        if self._worker.rank == 0:
-            warned = clear_damage(self._root, self._assignment.number)
-            if warned is not None:
-                self._line.send(warned)
-        if self._worker.world_size > 1:
-            dist.barrier()
-        newest = newest_complete(self._root)
+        newest = self._place.resume_point()
         if newest is not None:
             self._sent_step = max(self._sent_step, step_of(newest))
             self._catch_up(newest)
@@ -263,7 +197,10 @@ class _Trial:
         for report in unrecorded(checkpoint, self._assignment.number, self._assignment.reported_step):
             self._best.improves(report.step, report.metrics)
             self._line.send(report)
-        self._line.send(Saved(self._assignment.number, step_of(checkpoint), str(checkpoint)))
+        self._line.send(self._saved(checkpoint))
+
+    def _saved(self, checkpoint: Path) -> Saved:
+        return Saved(self._assignment.number, step_of(checkpoint), str(checkpoint), self._place.kept)
 
     def _deliver(self, report: Report) -> Go | Stop | None:
         print(" ".join(f"{name}={value:.6g}" for name, value in report.metrics.items()))
@@ -287,6 +224,9 @@ class _Trial:
         )
         self._save_s = 0.0
         self._recent.add(sent)
+        if waits:
+            # A trial that is stopped now has nobody left to tell.
+            self._place.ship_log()
         self._line.send(sent)
         return self._line.receive() if waits else self._line.poll()
 
@@ -295,7 +235,16 @@ class _Trial:
 
     def _is_due(self, report: Report) -> bool:
         improves = self._best.improves(report.step, report.metrics)
-        return improves or self._is_over(report) or report.step % self._assignment.checkpoint_every == 0
+        if improves or self._is_over(report):
+            return True
+        return report.step % self._assignment.checkpoint_every == 0 and not self._is_uploading(report.step)
+
+    def _is_uploading(self, step: int) -> bool:
+        """Whether the checkpoint before is still on its way to the URL: training does not wait for it."""
+        if self._place.publisher is None or not self._line.share(self._saver.is_busy):
+            return False
+        print(f"not saved at step {step}: the checkpoint before is still being uploaded")
+        return True
 
     def _save(self, report: Report) -> None:
         began = time.perf_counter()
@@ -306,6 +255,7 @@ class _Trial:
             self._recent.notes(),
             keep_last=self._assignment.keep_last,
             protected=self._best.checkpoints,
+            publisher=self._place.publisher,
         )
         self._save_s += time.perf_counter() - began
 
@@ -334,7 +284,7 @@ class _Trial:
 
     def _announce_saved(self) -> None:
         for path in self._saver.poll():
-            self._line.send(Saved(self._assignment.number, step_of(path), str(path)))
+            self._line.send(self._saved(path))
 
 
 def _peak_bytes(worker: Worker) -> int:

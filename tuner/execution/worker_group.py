@@ -18,6 +18,7 @@ from ray.util.placement_group import PlacementGroup, placement_group_table, remo
 
 from tuner.decisions.failures import Cause, cause_of_group_end
 from tuner.execution.channel import Endpoint, Hello, Quit
+from tuner.execution.home import Home
 from tuner.execution.nodes import leaving_nodes
 from tuner.study_file.sections import Scaling
 from tuner.study_file.variables import receive
@@ -36,8 +37,7 @@ class SlotSettings:
     Attributes:
         trainable: "ddp", "fsdp", or the place of a plain Ray Train function, `package.module:function`.
         scaling: How many workers a trial has, and what each takes; GPUs are a number.
-        scratch_dir: Ray Train's own folder.
-        cache_dir: Tokenised data.
+        home: The study's folder: Ray Train's own one and tokenised data lie there.
         max_failures: Fresh attempts a trial gets after a failure.
         can_autoscale: Whether the cluster may grow when it is asked to.
         stop_key: Name in the cluster's key-value store whose presence asks all trials to save and stop.
@@ -46,8 +46,7 @@ class SlotSettings:
 
     trainable: str
     scaling: Scaling
-    scratch_dir: str
-    cache_dir: str
+    home: Home
     max_failures: int
     can_autoscale: bool
     stop_key: str
@@ -171,12 +170,12 @@ class WorkerGroup:
             {
                 "address": self._endpoint.address,
                 "trainable": known.trainable,
-                "cache_dir": known.cache_dir,
+                "home": known.home,
                 "secrets_key": known.secrets_key,
             },
             known.scaling,
             scaling_config(known.scaling),
-            known.scratch_dir,
+            str(known.home.here / "ray"),
             can_autoscale=known.can_autoscale,
             has_controller_actor=not known.is_warm,
         )

@@ -12,6 +12,7 @@ from tuner.execution.channel import Saved
 from tuner.planning.space import checkpoint_bytes, free_bytes, gigabytes
 from tuner.record.record import TrialRecord, ranked, value_step
 from tuner.record.study import Study
+from tuner.storage.files import is_away, note_away
 
 
 class Checkpoints:
@@ -27,6 +28,18 @@ class Checkpoints:
         for condemned in self._root.glob(".*.deleted"):
             # A kill fell into its deletion.
             self._delete(condemned)
+        self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        """What a kill, or an upload under way, has left of trials that keep nothing."""
+        ended = {record.number for record in self._study.trials() if record.state in ("PRUNED", "FAILED")}
+        for folder in self._root.glob("*"):
+            if folder.name.isdecimal() and int(folder.name) in ended:
+                self._forget(int(folder.name))
+
+    def begin(self, number: int) -> None:
+        """A trial is about to run: at the URL, what its workers upload is deleted once its folder here is gone."""
+        self.directory(number).mkdir(parents=True, exist_ok=True)
 
     def directory(self, number: int) -> Path:
         """The folder of a trial's checkpoints."""
@@ -36,6 +49,8 @@ class Checkpoints:
         """Record the newest checkpoint of a trial, relative to the study so that the study can be moved."""
         if saved:
             newest = Path(saved[-1].path)
+            if saved[-1].kept:
+                note_away(self.directory(number), saved[-1].kept)
             self._note(number, newest)
             self._size = checkpoint_bytes(self.directory(number) / newest.name) or self._size
 
@@ -63,7 +78,7 @@ class Checkpoints:
         record = self._study.trial(number)
         if self._study.spec.objective.scope == "best" and record.reports:
             best = step_dir(self.directory(number), value_step(record.reports, self._study.spec.objective))
-            if is_complete(best):
+            if is_complete(best) or is_away(best):
                 self._note(number, best)
                 record = self._study.trial(number)
         if record.checkpoint is not None:

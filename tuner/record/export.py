@@ -15,7 +15,7 @@ from trainables.errors import CheckpointError
 from tuner.commands import command
 from tuner.errors import InputError, TuneError
 from tuner.record import registry
-from tuner.storage.pull import fetch_trial
+from tuner.storage.pull import fetch_all
 
 if TYPE_CHECKING:
     from trainables.export import Dtype
@@ -57,7 +57,7 @@ def export(
         if not merge:
             raise InputError("--register needs a whole model", "Leave out --no-merge.")
         registry.check(study, record)
-    fetch_trial(study.dir, record.number)
+    fetch_all(study.dir / "checkpoints" / str(record.number))
     record = study.trial(record.number)
     _write_folder(study, record, folder, dtype, merge)
     if register is not None:

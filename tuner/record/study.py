@@ -6,6 +6,7 @@ with the checkpoints beside it it is all that a study is. Reading is safe at any
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import os
 import shutil
@@ -332,11 +333,19 @@ class Study:
         self.optuna_study.set_user_attr(key, value)
 
     def write_log(self, number: int, text: str) -> None:
-        """Append to a trial's log."""
+        """Append to a trial's log what the study has to say."""
+        self._append_log(number, text.rstrip() + "\n")
+
+    def take_log(self, number: int, text: str) -> None:
+        """Append to a trial's log what its workers have printed elsewhere; on a full disk it is lost, not the study."""
+        with contextlib.suppress(OSError):
+            self._append_log(number, text)
+
+    def _append_log(self, number: int, text: str) -> None:
         path = self.log_path(number)
         path.parent.mkdir(exist_ok=True)
         with open(path, "a", encoding="utf-8") as file:
-            file.write(text.rstrip() + "\n")
+            file.write(text)
 
     def finish(self, number: int, state: str, reason: str | None = None) -> TrialRecord:
         """End a trial as COMPLETE, PRUNED or FAILED, and return its record."""

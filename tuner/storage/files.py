@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import shutil
+from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 
 from trainables.checkpoint_dir import MANIFEST, is_complete, step_of
@@ -49,6 +50,17 @@ def whole_checkpoints(study_dir: Path) -> list[str]:
 def is_away(checkpoint: Path) -> bool:
     """Whether a checkpoint is at the URL and not here."""
     return (checkpoint / AWAY).exists()
+
+
+def note_away(checkpoints: Path, names: Collection[str]) -> None:
+    """Have folders for the checkpoints of a trial that the URL has, and no others."""
+    for name in names:
+        if not (checkpoints / name).exists():
+            (checkpoints / name).mkdir(parents=True)
+            (checkpoints / name / AWAY).touch()
+    for other in checkpoints.glob("step_*"):
+        if is_step(other.as_posix()) and other.name not in names:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def is_step(name: str) -> bool:

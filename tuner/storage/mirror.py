@@ -6,6 +6,7 @@ checkpoint's manifest after its files, and a new checkpoint before old ones are 
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import threading
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainables.checkpoint_dir import MANIFEST, read_manifest
+from trainables.checkpoint_dir import MANIFEST, read_manifest, step_of
 from tuner.commands import command
 from tuner.errors import StudyLockedError
 from tuner.record.storage import JOURNAL
@@ -24,6 +25,7 @@ from tuner.storage.files import (
     HOLDER,
     checkpoint_dirs,
     checkpoint_of,
+    is_away,
     is_mirrored,
     log_files,
     read_tags,
@@ -114,6 +116,8 @@ class Mirror:
             self._send(name)
         for name in checkpoints:
             self._send_checkpoint(name)
+        if any(is_away(self._dir / name) for name in checkpoint_dirs(self._dir)):
+            self._see_others()
         self._delete_gone()
 
     def _keep_pushing(self) -> None:
@@ -143,6 +147,7 @@ class Mirror:
             if self.taken is not None:
                 return
             try:
+                self._see_others()
                 self.push()
                 self._note_tags()
                 return
@@ -172,6 +177,11 @@ class Mirror:
             return
         self._sent[name] = stamp
         self._there.add(name)
+
+    def _see_others(self) -> None:
+        """Take in what workers have uploaded or deleted that do not see this folder."""
+        self._there = {name for name in self._there if not name.startswith(f"{CHECKPOINTS}/")}
+        self._there |= {f"{CHECKPOINTS}/{name}" for name in Bucket(f"{self._url}/{CHECKPOINTS}").listing()}
 
     def _send_checkpoint(self, name: str) -> None:
         last = f"{name}/{MANIFEST}"
@@ -207,7 +217,7 @@ class Mirror:
     def _delete_gone(self) -> None:
         """Delete at the URL what is no longer here."""
         here = {*record_files(self._dir), *log_files(self._dir)}
-        folders = {*checkpoint_dirs(self._dir), *self._spared()}
+        folders = {*checkpoint_dirs(self._dir), *self._spared(), *self._on_their_way()}
         gone = [
             name
             for name in self._there
@@ -226,6 +236,16 @@ class Mirror:
             of_trial = [name for name in there if name.rpartition("/")[0] == trial]
             if of_trial and not any((self._dir / name).exists() for name in of_trial):
                 yield max(of_trial)
+
+    def _on_their_way(self) -> Iterator[str]:
+        """What is newer than all that is here of a trial: its workers may be uploading it."""
+        newest = dict.fromkeys((path.name for path in (self._dir / CHECKPOINTS).glob("*")), -1)
+        for name in checkpoint_dirs(self._dir):
+            # In the order of their steps.
+            newest[name.split("/")[1]] = step_of(Path(name))
+        for name in filter(None, set(map(checkpoint_of, self._there))):
+            if step_of(Path(name)) > newest.get(name.split("/")[1], math.inf):
+                yield name
 
 
 @contextmanager

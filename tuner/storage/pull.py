@@ -84,9 +84,11 @@ def fetch(checkpoint: Path) -> None:
     Raises:
         StorageError: The URL cannot be used.
     """
-    url = url_of(checkpoint)
-    if url is None or not is_away(checkpoint):
+    url = url_of(checkpoint) if is_away(checkpoint) else None
+    if url is None:
         return
+    from filelock import FileLock
+
     bucket = Bucket(url)
     listed = bucket.listing()
     names = sorted(listed, key=lambda name: name == MANIFEST)
@@ -95,14 +97,14 @@ def fetch(checkpoint: Path) -> None:
     (checkpoint / AWAY).unlink()
     study_dir = checkpoint.parents[2]
     inside = checkpoint.relative_to(study_dir).as_posix()
-    write_tags(study_dir, read_tags(study_dir) | {f"{inside}/{name}": listed[name].tag for name in names})
+    with FileLock(study_dir.with_name(f".{study_dir.name}.tags")):
+        write_tags(study_dir, read_tags(study_dir) | {f"{inside}/{name}": listed[name].tag for name in names})
 
 
-def fetch_trial(study_dir: Path, number: int) -> None:
-    """Bring all checkpoints of a trial that is to go on."""
-    for name in checkpoint_dirs(study_dir):
-        if name.split("/")[1] == str(number):
-            fetch(study_dir / name)
+def fetch_all(checkpoints: Path) -> None:
+    """Bring all checkpoints of a trial that is to go on, or to be exported, from the folder that holds them."""
+    for checkpoint in sorted(checkpoints.glob("step_*")):
+        fetch(checkpoint)
 
 
 def keep(file: Path) -> None:
