@@ -76,21 +76,22 @@ def test_a_draft_that_a_kill_left_under_the_same_process_id_is_in_nobodys_way(tm
     assert not leftover.exists()
 
 
-def write_parts(folder: Path, step: int) -> Draft:
-    """A checkpoint of which all is there but the manifest."""
+def write_parts(folder: Path, step: int) -> tuple[Draft, Path]:
+    """A checkpoint of which all is there but the manifest, and where its parts are."""
     draft = Draft(step_dir(folder / "checkpoints", step), step, {}, {}, keep=1)
-    draft.partial.mkdir(parents=True)
+    partial = draft.partial(rank=0)
+    partial.mkdir(parents=True)
     for name in ("__0_0.distcp", ".metadata"):
-        (draft.partial / name).write_bytes(bytes([step]) * 100)
-    return draft
+        (partial / name).write_bytes(bytes([step]) * 100)
+    return draft, partial
 
 
 def commit(folder: Path) -> None:
     """The second checkpoint of a trial, then the second one again, which replaces it."""
-    _commit(write_parts(folder, 1))
+    _commit(*write_parts(folder, 1))
     (folder / "has one").touch()
     for _ in range(2):
-        _commit(write_parts(folder, 2))
+        _commit(*write_parts(folder, 2))
 
 
 def test_a_kill_in_the_commit_of_a_checkpoint_leaves_a_whole_one(tmp_path: Path) -> None:

@@ -717,11 +717,12 @@ def test_the_process_that_writes_may_be_killed_and_nothing_is_missing(
     monkeypatch.setattr(tuner.tracking.tracker, "StoreProcess", StoreProcess)
     session = Session(tmp_path, make_spec(trainable="ddp"))
     session.tracker.start_study({})
-    run_trial(session, 0)
+    session.tracker.start_trial(0, {"learning_rate": 1e-4}, {})
     # Waits for the run, and is what has the process hurry.
     assert session.tracker.child_environment(0)["MLFLOW_RUN_ID"]
     (writer,) = writers()
     writer.kill()
+    run_trial(session, 0)
     run_trial(session, 1)
     assert session.tracker.close(30)
     assert [session.steps(number, "train_loss") for number in (0, 1)] == [list(range(1, 7))] * 2
