@@ -91,7 +91,6 @@ def _start_local() -> None:
     # Processes of a local cluster inherit the environment; a runtime environment would only delay each of them.
     os.environ["PYTHONPATH"] = python_path()
     os.environ[LOCAL] = "1"
-    os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112 - they serve tasks; a search has only actors
     os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"  # nobody preempts a node of one's own machine
     with _own_process_groups():
         _init(address="local", include_dashboard=False)

@@ -1,14 +1,15 @@
 """What Ray Train's controller gets of a slot: how its workers join a process group, and whom it asks for nodes.
 
 The controller only passes messages, but unpickling Ray's own TorchConfig would have it import torch, a second and a
-half and 200 MB for every slot. Here torch is imported where tensors are: in the workers.
+half and 200 MB for every slot. Here torch is imported where tensors are: in the workers, with all that they will need.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import ray
@@ -16,6 +17,8 @@ from ray.train._internal.utils import get_address_and_port
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from ray.train.v2._internal.util import TrainingFramework
+
+from tuner.processes import without_collections
 
 
 @dataclass
@@ -25,10 +28,12 @@ class ProcessGroupConfig(BackendConfig):
     Attributes:
         backend: Of torch.distributed, `cpu:gloo,cuda:nccl`.
         timeout_s: Of a collective.
+        imports: Modules that the workers will need, beside torch.
     """
 
     backend: str = "gloo"
     timeout_s: int = 1800
+    imports: tuple[str, ...] = ()
 
     @property
     def backend_cls(self) -> type[Backend]:
@@ -73,9 +78,14 @@ def _join_all(workers: Any, config: BackendConfig) -> None:
 
 
 def _join(config: ProcessGroupConfig, rank: int, size: int, address: str, port: int) -> None:
-    import torch
-    from ray.train.torch.config import _set_torch_distributed_env_vars, _setup_torch_process_group
+    with without_collections():
+        import torch
+        from ray.train.torch.config import _set_torch_distributed_env_vars, _setup_torch_process_group
 
+        for name in config.imports:
+            # What is wrong with one is told by the trial that needs it.
+            with suppress(Exception):
+                import_module(name)
     if "nccl" in config.backend and not torch.cuda.is_available():
         raise RuntimeError("Ray has given this worker a GPU, but torch sees none: `tune doctor` says what is there")
     os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))

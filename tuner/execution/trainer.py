@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ray.train
+from ray.train.v2._internal import constants
 from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.execution.controller import TrainController
@@ -31,6 +32,8 @@ from tuner.execution.train_backend import FixedCluster, NoBarrier, ProcessGroupC
 from tuner.study_file.sections import Scaling
 
 NEEDLESS = (DatasetsCallback, PlacementGroupCleanerCallback)
+# What warm workers need until their first step.
+IMPORTS = ("tuner.execution.worker", "transformers.modeling_utils")
 
 
 class LeanTrainer(DataParallelTrainer):
@@ -60,6 +63,9 @@ class LeanTrainer(DataParallelTrainer):
             options["scaling_policy"] = ElasticCluster(self.scaling_config, self._scaling)
         elif not self._can_autoscale:
             options["scaling_policy"] = FixedCluster(self.scaling_config)  # type: ignore[arg-type]
+        if not self._can_autoscale:
+            # Workers of a cluster of one's own inherit them, and with an environment of its own each starts twice.
+            constants.ENV_VARS_TO_PROPAGATE.clear()
         if self._has_controller_actor:
             return super()._initialize_and_run_controller(**options)
         _start_no_barrier()
@@ -112,7 +118,10 @@ class TrainerThread:
         self._trainer = LeanTrainer(
             function,
             train_loop_config=config,
-            backend_config=ProcessGroupConfig(backend="cpu:gloo,cuda:nccl" if scaling_config.use_gpu else "gloo"),
+            backend_config=ProcessGroupConfig(
+                backend="cpu:gloo,cuda:nccl" if scaling_config.use_gpu else "gloo",
+                imports=() if has_controller_actor else IMPORTS,
+            ),
             scaling=scaling,
             scaling_config=scaling_config,
             run_config=ray.train.RunConfig(

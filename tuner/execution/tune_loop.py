@@ -16,6 +16,7 @@ from tuner.storage.mirror import Mirror
 def run_tune(controller: StudyController, settings: SlotSettings, slot_count: SlotCount, mirror: Mirror) -> None:
     """Run trials in slots until the controller has no more; raises nothing that a trial raises."""
     from ray import tune
+    from ray.tune.execution import class_cache
     from ray.tune.progress_reporter import TrialProgressCallback
 
     from tuner.execution.schedulers import StudyScheduler
@@ -38,6 +39,11 @@ def run_tune(controller: StudyController, settings: SlotSettings, slot_count: Sl
 
     # What befalls a slot or Tune's scratch is told by the study itself, in a line.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+    if not settings.can_autoscale:
+        # Slots of a cluster of one's own inherit what they need; with an environment of its own each process is
+        # started twice, and not before it is asked for.
+        class_cache.DEFAULT_ENV_VARS.clear()
+        class_cache.ENV_VARS_TO_PROPAGATE.clear()
     # All slots start at once; Tune would wait for each before it asks for the next. How many they are is the
     # controller's to say, whenever it is asked.
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(controller.spec.search.num_trials)

@@ -1,17 +1,18 @@
 """Imports mlflow at two thirds of its cost, in the process that does nothing but write to it.
 
 Of a second and a half of processor time, a quarter is numpy, pandas and pyarrow, without which MLflow works where they
-are not installed (mlflow-skinny), and a fifth is garbage collection of what stays for good.
+are not installed (mlflow-skinny), and a fifth is garbage collection.
 """
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import entry_points
+
+from tuner.processes import without_collections
 
 MODULES = ("mlflow", "mlflow.store.tracking.sqlalchemy_store")
 UNUSED = ("numpy", "pandas", "pyarrow")
@@ -23,7 +24,7 @@ def preload(*, has_database: bool) -> None:
     """Import what a client of a database or of a server needs; it may still be that nothing of it can be imported."""
     # A plugin is imported along with MLflow, and may need them.
     unused = () if has_plugins() else tuple(name for name in UNUSED if name not in sys.modules)
-    with _without_collections(), _absent(unused):
+    with without_collections(), _absent(unused):
         for name in MODULES if has_database else MODULES[:1]:
             try:
                 import_module(name)
@@ -47,16 +48,6 @@ def _absent(names: tuple[str, ...]) -> Iterator[None]:
     finally:
         for name in names:
             del sys.modules[name]
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _forget(package: str) -> None:
