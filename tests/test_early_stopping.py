@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from statistics import fmean, median
 
 import pytest
 
@@ -147,6 +148,49 @@ def test_the_median_rule_waits_for_its_grace_period_and_samples() -> None:
     assert rule.keeps(0, 3, 9.0)
     assert rule.keeps(1, 6, 9.0)
     assert rule.keeps(2, 6, 99.0)
+
+
+def test_the_median_rule_keeps_whoever_equals_the_others_exactly() -> None:
+    """Ten times 0.1 add up to less than 1.0."""
+    rule = MedianStopping(grace_period=1, min_samples=2)
+    for number in range(4):
+        assert all(rule.keeps(number, step, 0.1) for step in range(1, 31))
+
+
+def plain_median_rule(record: dict[int, dict[int, float]], number: int, step: int) -> bool:
+    """The rule as its definition has it, for grace 4 and 3 samples; a trial that diverged has a last value of inf."""
+    if step < 4:
+        return True
+    others = [values for other, values in record.items() if other != number and min(values) <= step]
+    known = [values for values in others if max(values) >= step or math.inf in values.values()]
+    means = [fmean(value for at, value in values.items() if at <= step) for values in known]
+    best = min(record[number].values())
+    return best <= median(means) if len(means) >= 3 else math.isfinite(record[number][step])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_median_rule_is_its_definition_live_and_rebuilt(seed: int) -> None:
+    """Trials report in turn, some now and then; values repeat, some trials diverge, and the study is resumed."""
+    rng, record = random.Random(seed), dict[int, dict[int, float]]()
+    rule = MedianStopping(grace_period=4, min_samples=3)
+    gone: set[int] = set()
+    for _ in range(200):
+        number = rng.choice([each for each in range(30) if each not in gone])
+        values = record.setdefault(number, {})
+        if values and rng.random() < 0.03:
+            rule.diverged(number)
+            values[max(values) + 1] = math.inf
+            gone.add(number)
+            continue
+        step = max(values, default=0) + rng.randint(1, 3)
+        values[step] = rng.choice([0.0625, 0.5, 0.75, -1.5, rng.randrange(64) / 64])
+        assert rule.keeps(number, step, values[step]) == plain_median_rule(record, number, step)
+        if rng.random() < 0.05:
+            rule = MedianStopping(grace_period=4, min_samples=3)
+            for each, reported in record.items():
+                rule.replay(each, {at: value for at, value in reported.items() if value < math.inf})
+                if math.inf in reported.values():
+                    rule.diverged(each)
 
 
 @pytest.mark.parametrize(

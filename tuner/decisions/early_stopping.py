@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from statistics import median
 
 from tuner.planning.plan import rungs
@@ -29,7 +30,7 @@ class StoppingRule(ABC):
 
         Args:
             number: The trial.
-            step: Optimizer steps done.
+            step: Optimizer steps done; more than at the trial's last report.
             value: The objective, in the direction where smaller is better.
 
         Returns:
@@ -167,14 +168,18 @@ class _Curve:
     means: list[float] = field(default_factory=list)
     best: float = math.inf
     has_diverged: bool = False
-    _total: float = 0.0
+    # Exact, as ten times 0.1 add up to less than 1.0: a trial that equals all others would be stopped.
+    _total: Fraction = Fraction(0)
 
     def add(self, step: int, value: float) -> None:
         self.best = min(self.best, value)
         self.has_diverged |= value == math.inf
-        self._total += value
         self.steps.append(step)
-        self.means.append(self._total / len(self.steps))
+        if self.has_diverged:
+            self.means.append(math.inf)
+        else:
+            self._total += Fraction(value)
+            self.means.append(float(self._total / len(self.steps)))
 
     def mean_until(self, step: int) -> float | None:
         """None where it did not come so far; one that diverged stays the worst from there on."""

@@ -207,9 +207,10 @@ class _Copy:
         copy.intermediate_values = trial.intermediate_values
         state, values = trial.state, trial.values
         if state is TrialState.FAIL and str(trial.user_attrs.get("reason", "")).startswith("diverged"):
-            # Optuna's samplers overlook failed trials; a configuration that diverges is to be learnt from as the worst.
+            # Optuna's samplers overlook failed trials; a configuration that diverges is to be learnt from as the worst,
+            # which is the one that was stopped first: TPE ranks by how far a trial came, and only then by its value.
             state, values = TrialState.PRUNED, None
-            copy.intermediate_values = {**trial.intermediate_values, 0: self._worst}
+            copy.intermediate_values = {0: self._worst}
         storage.set_trial_state_values(trial_id, state, values)
         self._memory.end(storage.get_trial(trial_id))
 

@@ -56,6 +56,9 @@ def _unwrapped(tune_controller: Any) -> Any:
 
 def _forget(tune: Any, trial: Trial) -> None:
     """Take a trial that is over out of Tune's books: it would stay there with 20 KB, and the study is the record."""
+    # Tune starts a trial again by itself where its slot was preempted, and tells some ends twice.
+    if trial.status not in (Trial.ERROR, Trial.TERMINATED) or trial not in tune._trials:
+        return
     tune._trials.remove(trial)
     tune._live_trials.discard(trial)
     tune._stopped_trials.discard(trial)

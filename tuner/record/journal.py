@@ -62,14 +62,14 @@ class _WholeLines(BaseJournalBackend):
             file.seek(self._num_bytes)
             lines = iter(file)
             for line in lines:
+                if not line.endswith(b"\n"):
+                    return  # its writer was killed, or is not done
                 try:
-                    if not line.endswith(b"\n"):
-                        raise ValueError("a line without an end")
                     entry = json.loads(line)
                 except ValueError:
                     if next(lines, None) is not None:
                         raise
-                    return  # its writer was killed, or is not done
+                    return  # a power cut garbled the last one
                 self._num_bytes += len(line)
                 self.num_read += 1
                 if self.num_read > log_number_from:
