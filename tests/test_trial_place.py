@@ -36,6 +36,7 @@ from tuner.execution.worker import Service, run_trial
 from tuner.record.checkpoints import Checkpoints
 from tuner.record.study import Study
 from tuner.storage.bucket import Bucket
+from tuner.storage.files import checkpoint_dirs
 from tuner.storage.mirror import Mirror
 from tuner.storage.place import as_root, url_of
 from tuner.storage.trial import TrialAtUrl
@@ -369,3 +370,23 @@ def test_a_node_that_cannot_use_the_url_says_why_and_what_to_do(
         "pip install 'tuner-llm[gcs]'",
     ]
     assert url_of(as_root(url)) == url
+
+
+def test_checkpoints_are_listed_while_some_are_being_deleted(tmp_path: Path) -> None:
+    stays, ended = tmp_path / "checkpoints" / "1" / "step_00000002", threading.Event()
+    stays.mkdir(parents=True)
+
+    def come_and_go() -> None:
+        while not ended.is_set():
+            gone = tmp_path / "checkpoints" / ".0.deleted"
+            gone.mkdir()
+            gone.rmdir()
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for _ in range(1000):
+            assert checkpoint_dirs(tmp_path) == ["checkpoints/1/step_00000002"]
+    finally:
+        ended.set()
+        thread.join()
