@@ -39,6 +39,7 @@ from tuner.storage.bucket import Bucket
 from tuner.storage.files import checkpoint_dirs
 from tuner.storage.mirror import Mirror
 from tuner.storage.place import as_root, url_of
+from tuner.storage.pull import pull
 from tuner.storage.trial import TrialAtUrl
 
 Machine = Callable[[str], None]
@@ -370,6 +371,69 @@ def test_a_node_that_cannot_use_the_url_says_why_and_what_to_do(
         "pip install 'tuner-llm[gcs]'",
     ]
     assert url_of(as_root(url)) == url
+
+
+def test_what_a_trial_uploads_after_it_has_gone_back_to_an_older_checkpoint_is_left_alone(
+    machine: Machine, url: str, tmp_path: Path
+) -> None:
+    machine("driver")
+    study = Study.create(study_spec(tmp_path), "study: tiny\n", as_root(url.rpartition("/")[0]))
+    study.add_trial(Proposal({}, {}))
+    mirror, checkpoints = Mirror(study.dir, print), Checkpoints(study)
+    mirror.start()
+    checkpoints.begin(0)
+    trial = _saved(f"{url}/checkpoints/0", tmp_path / "node", step=20)
+    checkpoints.note_saved(0, [Saved(0, 20, "/elsewhere/step_00000020", ("step_00000020",))])
+    trial.condemn("step_00000020")
+    assert trial.clean() == ()
+    Bucket(url).write("checkpoints/0/step_00000005/__0_0.distcp", b"half of a checkpoint")
+    mirror.push()
+    assert "checkpoints/0/step_00000005/__0_0.distcp" in names_at(url)
+    checkpoints.close()
+    study.close()
+    mirror.finish()
+
+
+def test_the_driver_has_the_whole_log_of_another_rank_after_a_second_sitting(
+    machine: Machine, url: str, tmp_path: Path
+) -> None:
+    machine("driver")
+    root = as_root(url.rpartition("/")[0])
+    Study.create(study_spec(tmp_path), "study: tiny\n", root).close()
+    for sitting in (1, 2):
+        pull(root / "tiny")
+        mirror = Mirror(root / "tiny", print)
+        mirror.start()
+        Bucket(url).write("logs/0.rank1.log", b"a line\n" * sitting)
+        mirror.finish()
+    pull(root / "tiny")
+    assert (root / "tiny" / "logs" / "0.rank1.log").read_bytes() == b"a line\n" * 2
+
+
+def test_a_driver_that_was_killed_does_not_put_an_older_log_in_the_place_of_a_ranks(
+    machine: Machine, url: str, tmp_path: Path
+) -> None:
+    machine("driver")
+    root = as_root(url.rpartition("/")[0])
+    study = Study.create(study_spec(tmp_path), "study: tiny\n", root)
+    study.add_trial(Proposal({}, {}))
+    study.close()
+    _mirror_once(root)
+    for sitting in (1, 2):
+        Bucket(url).write("logs/0.rank1.log", b"a line\n" * sitting)
+        pull(root / "tiny")
+        # It is killed before the mirror has what it has recorded.
+        study = Study.open(root, "tiny", writable=True)
+        study.add_trial(Proposal({}, {}))
+        study.close()
+    _mirror_once(root)
+    assert Bucket(url).read("logs/0.rank1.log") == b"a line\n" * 2
+
+
+def _mirror_once(root: Path) -> None:
+    mirror = Mirror(root / "tiny", print)
+    mirror.start()
+    mirror.finish()
 
 
 def test_checkpoints_are_listed_while_some_are_being_deleted(tmp_path: Path) -> None:
