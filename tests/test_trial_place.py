@@ -25,6 +25,7 @@ from trainables.parallel import Worker
 from trainables.saver import CheckpointSaver
 from tuner.decisions.sampling import Proposal
 from tuner.doctor.facts import Asked, storage_fault, study_fault, url_fault
+from tuner.errors import StudyDamagedError
 from tuner.execution.channel import Assignment, Ended, Endpoint, Go, Logged, Reported, Saved
 from tuner.execution.home import Home, marked
 from tuner.execution.line import Line
@@ -434,6 +435,39 @@ def _mirror_once(root: Path) -> None:
     mirror = Mirror(root / "tiny", print)
     mirror.start()
     mirror.finish()
+
+
+def test_a_trial_that_its_workers_made_known_before_the_record_did_is_forgotten_elsewhere(
+    machine: Machine, url: str, tmp_path: Path
+) -> None:
+    machine("driver")
+    root = as_root(url.rpartition("/")[0])
+    Study.create(study_spec(tmp_path), "study: tiny\n", root).close()
+    _mirror_once(root)
+    # The driver is killed, with its machine, before it has uploaded that there is a trial.
+    _saved(f"{url}/checkpoints/0", tmp_path / "node", step=2)
+    Bucket(url).write("logs/0.rank1.log", b"a line\n")
+    machine("elsewhere")
+    elsewhere = as_root(url.rpartition("/")[0])
+    assert Study.open(url.rpartition("/")[0], "tiny").trials() == []
+    assert (elsewhere / "tiny" / "logs" / "0.rank1.log").exists(), "who reads deletes nothing"
+    pull(elsewhere / "tiny")
+    Study.open(elsewhere, "tiny", writable=True).close()
+    _mirror_once(elsewhere)
+    assert not [name for name in names_at(url) if name.startswith(("checkpoints/", "logs/"))]
+
+
+def test_a_log_of_rank_0_that_the_record_knows_nothing_of_shows_that_its_end_is_lost(
+    machine: Machine, url: str, tmp_path: Path
+) -> None:
+    machine("driver")
+    root = as_root(url.rpartition("/")[0])
+    Study.create(study_spec(tmp_path), "study: tiny\n", root).close()
+    _mirror_once(root)
+    Bucket(url).write("logs/0.rank0.log", b"a line\n")
+    machine("elsewhere")
+    with pytest.raises(StudyDamagedError, match="its end is lost"):
+        Study.open(url.rpartition("/")[0], "tiny")
 
 
 def test_checkpoints_are_listed_while_some_are_being_deleted(tmp_path: Path) -> None:
