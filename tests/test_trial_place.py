@@ -488,3 +488,50 @@ def test_checkpoints_are_listed_while_some_are_being_deleted(tmp_path: Path) -> 
     finally:
         ended.set()
         thread.join()
+
+
+def test_to_fetch_a_checkpoint_while_training_leaves_alone_what_other_ranks_are_writing(
+    url: str, tmp_path: Path
+) -> None:
+    trial, node = _saved(url, tmp_path / "a", step=1), tmp_path / "b"
+    part = node / "step_00000002.1.partial"
+    part.mkdir(parents=True)
+    assert trial.fetch("step_00000001", node)
+    assert part.exists()
+
+
+def test_what_a_killed_attempt_was_writing_is_no_part_of_the_next_ones_checkpoint(
+    machine: Machine, url: str, tmp_path: Path
+) -> None:
+    machine("one")
+    root = as_root(url) / "checkpoints" / "0"
+    for left in ("step_00000001", "step_00000001.0.partial"):
+        (root / left).mkdir(parents=True)
+        (root / left / "stale").write_text("of another attempt", encoding="utf-8")
+    home = Home(str(tmp_path / "none"), url, "mark")
+    with place_of(assignment(tmp_path, max_t=3), CPU, LoneLine(), home) as place:
+        assert place.resume_point() is None
+        assert not list(root.rglob("stale"))
+
+
+def test_training_does_not_wait_for_the_upload_of_another_ranks_log(machine: Machine, url: str, tmp_path: Path) -> None:
+    machine("one")
+    home = Home(str(tmp_path / "none"), url, "mark")
+    second = replace(CPU, rank=1)
+    with place_of(assignment(tmp_path, max_t=3), second, LoneLine(), home) as place:
+        log = Path(place.assignment.log_dir, "0.rank1.log")
+        log.write_text("printed\n", encoding="utf-8")
+        place.ship_log()
+        assert names_at(url) == set()
+    assert Bucket(url).read("logs/0.rank1.log") == b"printed\n"
+
+
+def test_an_upload_outlasts_a_store_that_is_away_for_a_while(url: str, tmp_path: Path) -> None:
+    file, away = tmp_path / "file", tmp_path / "bucket"
+    file.write_bytes(b"x")
+    away.write_text("in the way", encoding="utf-8")
+    back = threading.Timer(0.3, away.unlink)
+    back.start()
+    TrialAtUrl(url).put(file, "step_00000001/file")
+    back.join()
+    assert Bucket(url).read("step_00000001/file") == b"x"
