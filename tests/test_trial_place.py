@@ -25,6 +25,7 @@ from trainables.parallel import Worker
 from trainables.saver import CheckpointSaver
 from tuner.decisions.sampling import Proposal
 from tuner.doctor.facts import Asked, storage_fault, study_fault, url_fault
+from tuner.errors import StudyDamagedError
 from tuner.execution.channel import Assignment, Ended, Endpoint, Go, Logged, Reported, Saved
 from tuner.execution.home import Home, marked
 from tuner.execution.line import Line
@@ -36,8 +37,10 @@ from tuner.execution.worker import Service, run_trial
 from tuner.record.checkpoints import Checkpoints
 from tuner.record.study import Study
 from tuner.storage.bucket import Bucket
+from tuner.storage.files import checkpoint_dirs
 from tuner.storage.mirror import Mirror
 from tuner.storage.place import as_root, url_of
+from tuner.storage.pull import pull
 from tuner.storage.trial import TrialAtUrl
 
 Machine = Callable[[str], None]
@@ -369,3 +372,166 @@ def test_a_node_that_cannot_use_the_url_says_why_and_what_to_do(
         "pip install 'tuner-llm[gcs]'",
     ]
     assert url_of(as_root(url)) == url
+
+
+def test_what_a_trial_uploads_after_it_has_gone_back_to_an_older_checkpoint_is_left_alone(
+    machine: Machine, url: str, tmp_path: Path
+) -> None:
+    machine("driver")
+    study = Study.create(study_spec(tmp_path), "study: tiny\n", as_root(url.rpartition("/")[0]))
+    study.add_trial(Proposal({}, {}))
+    mirror, checkpoints = Mirror(study.dir, print), Checkpoints(study)
+    mirror.start()
+    checkpoints.begin(0)
+    trial = _saved(f"{url}/checkpoints/0", tmp_path / "node", step=20)
+    checkpoints.note_saved(0, [Saved(0, 20, "/elsewhere/step_00000020", ("step_00000020",))])
+    trial.condemn("step_00000020")
+    assert trial.clean() == ()
+    Bucket(url).write("checkpoints/0/step_00000005/__0_0.distcp", b"half of a checkpoint")
+    mirror.push()
+    assert "checkpoints/0/step_00000005/__0_0.distcp" in names_at(url)
+    checkpoints.close()
+    study.close()
+    mirror.finish()
+
+
+def test_the_driver_has_the_whole_log_of_another_rank_after_a_second_sitting(
+    machine: Machine, url: str, tmp_path: Path
+) -> None:
+    machine("driver")
+    root = as_root(url.rpartition("/")[0])
+    Study.create(study_spec(tmp_path), "study: tiny\n", root).close()
+    for sitting in (1, 2):
+        pull(root / "tiny")
+        mirror = Mirror(root / "tiny", print)
+        mirror.start()
+        Bucket(url).write("logs/0.rank1.log", b"a line\n" * sitting)
+        mirror.finish()
+    pull(root / "tiny")
+    assert (root / "tiny" / "logs" / "0.rank1.log").read_bytes() == b"a line\n" * 2
+
+
+def test_a_driver_that_was_killed_does_not_put_an_older_log_in_the_place_of_a_ranks(
+    machine: Machine, url: str, tmp_path: Path
+) -> None:
+    machine("driver")
+    root = as_root(url.rpartition("/")[0])
+    study = Study.create(study_spec(tmp_path), "study: tiny\n", root)
+    study.add_trial(Proposal({}, {}))
+    study.close()
+    _mirror_once(root)
+    for sitting in (1, 2):
+        Bucket(url).write("logs/0.rank1.log", b"a line\n" * sitting)
+        pull(root / "tiny")
+        # It is killed before the mirror has what it has recorded.
+        study = Study.open(root, "tiny", writable=True)
+        study.add_trial(Proposal({}, {}))
+        study.close()
+    _mirror_once(root)
+    assert Bucket(url).read("logs/0.rank1.log") == b"a line\n" * 2
+
+
+def _mirror_once(root: Path) -> None:
+    mirror = Mirror(root / "tiny", print)
+    mirror.start()
+    mirror.finish()
+
+
+def test_a_trial_that_its_workers_made_known_before_the_record_did_is_forgotten_elsewhere(
+    machine: Machine, url: str, tmp_path: Path
+) -> None:
+    machine("driver")
+    root = as_root(url.rpartition("/")[0])
+    Study.create(study_spec(tmp_path), "study: tiny\n", root).close()
+    _mirror_once(root)
+    # The driver is killed, with its machine, before it has uploaded that there is a trial.
+    _saved(f"{url}/checkpoints/0", tmp_path / "node", step=2)
+    Bucket(url).write("logs/0.rank1.log", b"a line\n")
+    machine("elsewhere")
+    elsewhere = as_root(url.rpartition("/")[0])
+    assert Study.open(url.rpartition("/")[0], "tiny").trials() == []
+    assert (elsewhere / "tiny" / "logs" / "0.rank1.log").exists(), "who reads deletes nothing"
+    pull(elsewhere / "tiny")
+    Study.open(elsewhere, "tiny", writable=True).close()
+    _mirror_once(elsewhere)
+    assert not [name for name in names_at(url) if name.startswith(("checkpoints/", "logs/"))]
+
+
+def test_a_log_of_rank_0_that_the_record_knows_nothing_of_shows_that_its_end_is_lost(
+    machine: Machine, url: str, tmp_path: Path
+) -> None:
+    machine("driver")
+    root = as_root(url.rpartition("/")[0])
+    Study.create(study_spec(tmp_path), "study: tiny\n", root).close()
+    _mirror_once(root)
+    Bucket(url).write("logs/0.rank0.log", b"a line\n")
+    machine("elsewhere")
+    with pytest.raises(StudyDamagedError, match="its end is lost"):
+        Study.open(url.rpartition("/")[0], "tiny")
+
+
+def test_checkpoints_are_listed_while_some_are_being_deleted(tmp_path: Path) -> None:
+    stays, ended = tmp_path / "checkpoints" / "1" / "step_00000002", threading.Event()
+    stays.mkdir(parents=True)
+
+    def come_and_go() -> None:
+        while not ended.is_set():
+            gone = tmp_path / "checkpoints" / ".0.deleted"
+            gone.mkdir()
+            gone.rmdir()
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for _ in range(1000):
+            assert checkpoint_dirs(tmp_path) == ["checkpoints/1/step_00000002"]
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_to_fetch_a_checkpoint_while_training_leaves_alone_what_other_ranks_are_writing(
+    url: str, tmp_path: Path
+) -> None:
+    trial, node = _saved(url, tmp_path / "a", step=1), tmp_path / "b"
+    part = node / "step_00000002.1.partial"
+    part.mkdir(parents=True)
+    assert trial.fetch("step_00000001", node)
+    assert part.exists()
+
+
+def test_what_a_killed_attempt_was_writing_is_no_part_of_the_next_ones_checkpoint(
+    machine: Machine, url: str, tmp_path: Path
+) -> None:
+    machine("one")
+    root = as_root(url) / "checkpoints" / "0"
+    for left in ("step_00000001", "step_00000001.0.partial"):
+        (root / left).mkdir(parents=True)
+        (root / left / "stale").write_text("of another attempt", encoding="utf-8")
+    home = Home(str(tmp_path / "none"), url, "mark")
+    with place_of(assignment(tmp_path, max_t=3), CPU, LoneLine(), home) as place:
+        assert place.resume_point() is None
+        assert not list(root.rglob("stale"))
+
+
+def test_training_does_not_wait_for_the_upload_of_another_ranks_log(machine: Machine, url: str, tmp_path: Path) -> None:
+    machine("one")
+    home = Home(str(tmp_path / "none"), url, "mark")
+    second = replace(CPU, rank=1)
+    with place_of(assignment(tmp_path, max_t=3), second, LoneLine(), home) as place:
+        log = Path(place.assignment.log_dir, "0.rank1.log")
+        log.write_text("printed\n", encoding="utf-8")
+        place.ship_log()
+        assert names_at(url) == set()
+    assert Bucket(url).read("logs/0.rank1.log") == b"printed\n"
+
+
+def test_an_upload_outlasts_a_store_that_is_away_for_a_while(url: str, tmp_path: Path) -> None:
+    file, away = tmp_path / "file", tmp_path / "bucket"
+    file.write_bytes(b"x")
+    away.write_text("in the way", encoding="utf-8")
+    back = threading.Timer(0.3, away.unlink)
+    back.start()
+    TrialAtUrl(url).put(file, "step_00000001/file")
+    back.join()
+    assert Bucket(url).read("step_00000001/file") == b"x"

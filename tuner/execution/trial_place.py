@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
-from trainables.checkpoint_dir import condemn, newest_complete
+from trainables.checkpoint_dir import PARTIAL_SUFFIX, condemn, is_step_dir, newest_complete
 from trainables.parallel import Worker
 from tuner.errors import TuneError
 from tuner.execution.channel import Assignment, Logged, Warned
@@ -97,6 +97,9 @@ class NodeFolder(StudyFolder):
             self._root.mkdir(exist_ok=True)
             _hold(self._in_use)
             _clear_left(self._root)
+            # Of an attempt that was killed here: no rank of this one writes before all are here.
+            for part in self._root.glob(f"*{PARTIAL_SUFFIX}"):
+                shutil.rmtree(part, ignore_errors=True)
 
     @property
     def kept(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -114,15 +117,23 @@ class NodeFolder(StudyFolder):
             instead = f"goes on from {whole[-1]}" if whole else "starts over"
             text = f"checkpoint {', '.join(reversed(damaged))} is damaged; it {instead}"
             self._line.send(Warned(self.assignment.number, f"trial {self.assignment.number}: {text}"))
+        if not whole:
+            self._on_all(self._clear)
         return self._root / whole[-1] if whole else None
+
+    def _clear(self) -> None:
+        """Of a trial that starts over, each rank before any saves."""
+        for path in filter(is_step_dir, self._root.iterdir()):
+            shutil.rmtree(path, ignore_errors=True)
 
     def condemn(self, checkpoint: Path) -> None:
         """Have nobody go on from it; called on every rank."""
         self._of_rank_zero(lambda: self.publisher.condemn(checkpoint.name))
 
     def ship_log(self) -> None:
-        """As above."""
-        self._log.ship()
+        """As above: the log of rank 0, which the slot gets; no rank waits for the upload of another's."""
+        if self._worker.rank == 0:
+            self._log.ship()
 
     def leave(self) -> None:
         """Leave nothing of the trial on this node."""

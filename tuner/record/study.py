@@ -39,6 +39,7 @@ from tuner.record.study_dir import (
     STOP,
     cannot_be_written,
     find_study,
+    forget_unrecorded,
     read_spec,
     refuse_existing,
     refuse_lost_trials,
@@ -131,7 +132,10 @@ class Study:
             if writable and (directory / UNRECORDED).exists():
                 record_in_database(spec, directory)
             study = cls(spec, directory, open_record(directory, spec, writable=writable), lock)
-            refuse_lost_trials(spec, directory, traces, len(study._record.get_trials(deepcopy=False)))
+            num_recorded = len(study._record.get_trials(deepcopy=False))
+            refuse_lost_trials(spec, directory, traces, num_recorded)
+            if writable:
+                forget_unrecorded(directory, num_recorded)
         except BaseException:
             if lock is not None:
                 lock.release()

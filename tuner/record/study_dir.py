@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from trainables.checkpoint_dir import sync_to_disk
 from tuner.commands import command
 from tuner.errors import StudyAbortedError, StudyDamagedError, StudyExistsError, StudyNotFoundError
 from tuner.record.storage import JOURNAL
-from tuner.storage.place import shown
+from tuner.storage.files import entries, is_away
+from tuner.storage.place import shown, url_of
 from tuner.study_file.spec import StudySpec
 
 SPEC, SOURCE, LOCK, STOP, REPORT = "spec.json", "study.yaml", "study.lock", "stop", "report.html"
@@ -83,9 +85,31 @@ def cannot_be_written(path: Path, error: Exception, remedy: str) -> StudyAborted
 
 def traces_of_trials(directory: Path) -> dict[int, Path]:
     """What trials left beside the record, by their numbers: a log or checkpoints."""
+    is_at_url = url_of(directory) is not None
+    return {number: path for path, number in _left(directory) if not (is_at_url and _is_of_workers(path))}
+
+
+def forget_unrecorded(directory: Path, num_recorded: int) -> None:
+    """Delete what workers have left at the URL of trials that the killed driver had not uploaded the record of."""
+    if url_of(directory) is None:
+        return
+    for path, number in _left(directory):
+        if number >= num_recorded and _is_of_workers(path):
+            path.unlink() if path.is_file() else shutil.rmtree(path)
+
+
+def _left(directory: Path) -> list[tuple[Path, int]]:
     left = [*(directory / "logs").glob("*.rank*.log"), *(directory / "checkpoints").glob("*")]
-    numbers = {path: path.name.partition(".")[0] for path in left}
-    return {int(number): path for path, number in numbers.items() if number.isdecimal()}
+    numbers = [(path, path.name.partition(".")[0]) for path in left]
+    return [(path, int(number)) for path, number in numbers if number.isdecimal()]
+
+
+def _is_of_workers(path: Path) -> bool:
+    """Whether workers have uploaded it themselves, which may be before the driver uploads the record."""
+    if path.suffix == ".log":
+        return not path.name.endswith(".rank0.log")
+    steps = entries(path)
+    return bool(steps) and all(map(is_away, steps))
 
 
 def refuse_lost_trials(spec: StudySpec, directory: Path, traces: Mapping[int, Path], num_recorded: int) -> None:

@@ -37,8 +37,16 @@ def log_files(study_dir: Path) -> list[str]:
 
 def checkpoint_dirs(study_dir: Path) -> list[str]:
     """The folders of checkpoints, whole or not, oldest first within each trial."""
-    found = [path for path in (study_dir / CHECKPOINTS).glob("*/step_*") if is_step(path.as_posix())]
+    found = [path for trial in entries(study_dir / CHECKPOINTS) for path in entries(trial) if is_step(path.as_posix())]
     return [path.relative_to(study_dir).as_posix() for path in sorted(found, key=lambda path: (path.parent, path.name))]
+
+
+def entries(folder: Path) -> list[Path]:
+    """What is in a folder; nothing where it is none, or is gone meanwhile: trials end while it is looked at."""
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def whole_checkpoints(study_dir: Path) -> list[str]:

@@ -158,7 +158,9 @@ class Mirror:
 
     def _note_tags(self) -> None:
         listed = self._bucket.listing()
-        write_tags(self._dir, {name: listed[name].tag for name in self._sent if name in listed})
+        # A log that workers upload has grown there since it was alike here.
+        alike = {name for name, (size, _) in self._sent.items() if name in listed and listed[name].size == size}
+        write_tags(self._dir, {name: listed[name].tag for name in alike})
 
     # -- files --------------------------------------------------------------------------------------------------
 
@@ -241,8 +243,10 @@ class Mirror:
         """What is newer than all that is here of a trial: its workers may be uploading it."""
         newest = dict.fromkeys((path.name for path in (self._dir / CHECKPOINTS).glob("*")), -1)
         for name in checkpoint_dirs(self._dir):
-            # In the order of their steps.
-            newest[name.split("/")[1]] = step_of(Path(name))
+            # One that was found damaged there is no more: its trial has gone back to an older one.
+            if not is_away(self._dir / name) or f"{name}/{MANIFEST}" in self._there:
+                # In the order of their steps.
+                newest[name.split("/")[1]] = step_of(Path(name))
         for name in filter(None, set(map(checkpoint_of, self._there))):
             if step_of(Path(name)) > newest.get(name.split("/")[1], math.inf):
                 yield name

@@ -187,10 +187,11 @@ def _is_wanted(study_dir: Path, name: str, seen: Seen, newer: Newer, tags: Mappi
     path = study_dir / name
     if not path.exists():
         return True
-    if newer == "here" or tags.get(name) == seen.tag:
+    if tags.get(name) == seen.tag:
         return False
-    # A log is only ever appended to.
-    return newer == "there" or not (name.startswith(f"{LOGS}/") and path.stat().st_size >= seen.size)
+    # A log is only ever appended to, and not by this machine alone: workers upload theirs.
+    is_longer_here = path.stat().st_size >= seen.size
+    return newer == "there" or not (is_longer_here if name.startswith(f"{LOGS}/") else newer == "here")
 
 
 def _match_checkpoints(study_dir: Path, there: Mapping[str, Seen], newer: Newer, tags: dict[str, str]) -> None:

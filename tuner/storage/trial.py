@@ -6,18 +6,24 @@ Each node has a folder of its own for them, which may hold a part of a checkpoin
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from filelock import FileLock
 
-from trainables.checkpoint_dir import MANIFEST, damaged_file, is_complete, read_manifest, step_of
+from trainables.checkpoint_dir import MANIFEST, damaged_file, is_complete, is_step_dir, read_manifest, step_of
 from tuner.errors import StorageError
 from tuner.storage.bucket import Bucket
 from tuner.storage.files import is_step
 
 FETCHING = ".fetching"
+# A store may be away for a moment: a trial that fails for that loses more than it waits here.
+PATIENCE_S, PAUSE_S = 60.0, 1.0
+
+T = TypeVar("T")
 
 
 class TrialAtUrl:
@@ -39,7 +45,7 @@ class TrialAtUrl:
 
     def put(self, file: Path, name: str) -> None:
         """Upload a file of a checkpoint."""
-        self._bucket.upload(file, name)
+        _patiently(lambda: self._bucket.upload(file, name))
 
     def keep(self, newest: str, num: int | None, protected: Collection[str]) -> tuple[str, ...]:
         """Delete all but the newest complete checkpoints and those protected; what cannot be deleted is later."""
@@ -56,7 +62,7 @@ class TrialAtUrl:
 
     def clean(self) -> tuple[str, ...]:
         """Delete what a killed attempt left; no process may be uploading. Returns the complete ones, oldest first."""
-        names = list(self._bucket.listing())
+        names = list(_patiently(self._bucket.listing))
         self.kept = tuple(_whole(names))
         self._delete(name for name in names if name.split("/")[0] not in self.kept)
         return self.kept
@@ -70,7 +76,7 @@ class TrialAtUrl:
 
         Args:
             name: Of the checkpoint.
-            folder: Of the trial's checkpoints on this node; others in it are deleted.
+            folder: Of the trial's checkpoints on this node; other checkpoints in it are deleted.
 
         Returns:
             Whether it is as it was written, as far as can be seen.
@@ -79,7 +85,7 @@ class TrialAtUrl:
         with FileLock(folder / FETCHING):
             manifest = self._bucket.read(f"{name}/{MANIFEST}")
             for other in folder.iterdir():
-                if other.is_dir() and not (other.name == name and _begins_with(other, manifest)):
+                if is_step_dir(other) and not (other.name == name and _begins_with(other, manifest)):
                     shutil.rmtree(other)
             # A second time, should what was here already be damaged.
             return any(self._complete(name, folder / name, manifest) for _ in range(2))
@@ -103,6 +109,18 @@ class TrialAtUrl:
         # A checkpoint without its manifest is none: half-deleted, it is not taken for one.
         for name in sorted(names, key=lambda name: not name.endswith(f"/{MANIFEST}")):
             self._bucket.delete(name)
+
+
+def _patiently(action: Callable[[], T]) -> T:
+    """What an action returns, tried again for a while where the URL cannot be used."""
+    give_up_at = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return action()
+        except StorageError:
+            if time.monotonic() > give_up_at:
+                raise
+        time.sleep(PAUSE_S)
 
 
 def _whole(names: Iterable[str]) -> list[str]:
