@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,10 @@ class Machines:
         return [int(each) for each in re.findall(r"^step=(\d+) ", self.log, re.MULTILINE)]
 
     def left_on(self, name: str) -> list[str]:
-        """Files of trials on a node."""
+        """Files of trials on a node, but for the empty one by which they take turns."""
         found = (path.relative_to(self.folder / name).as_posix() for path in (self.folder / name).rglob("*.*"))
-        return [path for path in found if "/checkpoints/" in path or "/logs/" in path]
+        left = [path for path in found if "/checkpoints/" in path or "/logs/" in path]
+        return [path for path in left if not path.endswith("/checkpoints/.begin")]
 
 
 @pytest.fixture
@@ -122,7 +124,8 @@ def test_a_study_outlives_a_node_and_is_exported_elsewhere_on_machines_that_shar
     # What was printed in the second before a kill is lost.
     steps = machines.logged_steps()
     assert steps[0] == 5
-    assert steps == sorted(set(steps)), "it went on from the URL's checkpoint"
+    assert steps.count(5) == 1, "it went on from the URL's checkpoint"
+    assert len([step for step, next_step in pairwise(steps) if next_step <= step]) <= 1
     assert steps[-1] == MAX_STEPS
     assert Study.open(url, "tiny").log_path(0).read_text(encoding="utf-8") == machines.log
     names = set(Bucket(f"{url}/tiny").listing())
