@@ -398,9 +398,7 @@ def test_what_a_trial_uploads_after_it_has_gone_back_to_an_older_checkpoint_is_l
 def test_the_driver_has_the_whole_log_of_another_rank_after_a_second_sitting(
     machine: Machine, url: str, tmp_path: Path
 ) -> None:
-    machine("driver")
-    root = as_root(url.rpartition("/")[0])
-    Study.create(study_spec(tmp_path), "study: tiny\n", root).close()
+    root = _root_of_a_study(machine, url, tmp_path)
     for sitting in (1, 2):
         pull(root / "tiny")
         mirror = Mirror(root / "tiny", print)
@@ -431,6 +429,13 @@ def test_a_driver_that_was_killed_does_not_put_an_older_log_in_the_place_of_a_ra
     assert Bucket(url).read("logs/0.rank1.log") == b"a line\n" * 2
 
 
+def _root_of_a_study(machine: Machine, url: str, folder: Path) -> Path:
+    machine("driver")
+    root = as_root(url.rpartition("/")[0])
+    Study.create(study_spec(folder), "study: tiny\n", root).close()
+    return root
+
+
 def _mirror_once(root: Path) -> None:
     mirror = Mirror(root / "tiny", print)
     mirror.start()
@@ -440,9 +445,7 @@ def _mirror_once(root: Path) -> None:
 def test_a_trial_that_its_workers_made_known_before_the_record_did_is_forgotten_elsewhere(
     machine: Machine, url: str, tmp_path: Path
 ) -> None:
-    machine("driver")
-    root = as_root(url.rpartition("/")[0])
-    Study.create(study_spec(tmp_path), "study: tiny\n", root).close()
+    root = _root_of_a_study(machine, url, tmp_path)
     _mirror_once(root)
     # The driver is killed, with its machine, before it has uploaded that there is a trial.
     _saved(f"{url}/checkpoints/0", tmp_path / "node", step=2)
@@ -460,9 +463,7 @@ def test_a_trial_that_its_workers_made_known_before_the_record_did_is_forgotten_
 def test_a_log_of_rank_0_that_the_record_knows_nothing_of_shows_that_its_end_is_lost(
     machine: Machine, url: str, tmp_path: Path
 ) -> None:
-    machine("driver")
-    root = as_root(url.rpartition("/")[0])
-    Study.create(study_spec(tmp_path), "study: tiny\n", root).close()
+    root = _root_of_a_study(machine, url, tmp_path)
     _mirror_once(root)
     Bucket(url).write("logs/0.rank0.log", b"a line\n")
     machine("elsewhere")

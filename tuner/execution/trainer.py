@@ -64,7 +64,7 @@ class LeanTrainer(DataParallelTrainer):
         elif not self._can_autoscale:
             options["scaling_policy"] = FixedCluster(self.scaling_config)  # type: ignore[arg-type]
         if not self._can_autoscale:
-            # Workers of a cluster of one's own inherit them, and with an environment of its own each starts twice.
+            # Workers of a cluster of one's own inherit it all; one that gets an environment of its own starts twice.
             constants.ENV_VARS_TO_PROPAGATE.clear()
         if self._has_controller_actor:
             return super()._initialize_and_run_controller(**options)

@@ -189,9 +189,10 @@ def _is_wanted(study_dir: Path, name: str, seen: Seen, newer: Newer, tags: Mappi
         return True
     if tags.get(name) == seen.tag:
         return False
-    # A log is only ever appended to, and not by this machine alone: workers upload theirs.
-    is_longer_here = path.stat().st_size >= seen.size
-    return newer == "there" or not (is_longer_here if name.startswith(f"{LOGS}/") else newer == "here")
+    if newer != "there" and name.startswith(f"{LOGS}/"):
+        # It is only ever appended to, and not by this machine alone: workers upload theirs.
+        return path.stat().st_size < seen.size
+    return newer != "here"
 
 
 def _match_checkpoints(study_dir: Path, there: Mapping[str, Seen], newer: Newer, tags: dict[str, str]) -> None:
