@@ -260,9 +260,10 @@ def test_a_killed_driver_leaves_no_process_and_resume_repeats_nothing(
 
 @pytest.mark.slow
 def test_a_second_ray_on_the_host_is_left_alone(
-    tmp_path: Path, study_file: Path, tune_process: Callable[..., Tune]
+    tmp_path: Path, study_file: Path, tune_process: Callable[..., Tune], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another cluster runs, and RAY_ADDRESS does not name it: the study starts its own and finishes there."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)  # of a cluster that the tests before have left up
     source = "import ray, sys; ray.init(num_cpus=1, include_dashboard=False); print('up', flush=True); sys.stdin.read()"
     other = subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None
